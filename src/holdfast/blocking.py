@@ -1,0 +1,171 @@
+"""The same objects without `await`.
+
+    with holdfast.blocking.open("team.db") as store:
+        store.space("contoso").records.set("regime", "risk-on")
+
+Every class here is made from its asynchronous original: an `async def` becomes a method that waits, an asynchronous
+iterator an ordinary one, and what they return is wrapped in turn. The work runs on one background event loop per store.
+A function given to `transact` is an ordinary function; it runs in a thread of its own and gets a blocking `tx`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from holdfast import store as _store
+from holdfast.layers.audit import Audit as _Audit
+from holdfast.layers.blobs import Blobs as _Blobs
+from holdfast.layers.records import Records as _Records
+from holdfast.layers.records import RecordTransaction as _RecordTransaction
+from holdfast.space import Space as _Space
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-blocking", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        end = object()
+
+        async def step() -> Any:
+            return await anext(items, end)
+
+        async def finish() -> None:
+            if inspect.isasyncgen(items):
+                await items.aclose()
+
+        try:
+            while (item := self.run(step())) is not end:
+                yield item
+        finally:
+            self.run(finish())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Blocking:
+    """Something asynchronous, waited for."""
+
+    def __init__(self, loop: _Loop, inner: Any) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def _wrap(self, value: Any) -> Any:
+        kind = _KINDS.get(type(value))
+        if kind is not None:
+            return kind(self._loop, value)
+        if isinstance(value, AsyncIterator):
+            return self._loop.iterate(value)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._inner!r}>"
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that calls the asynchronous one and waits for it."""
+
+    @functools.wraps(original)
+    def method(self: Blocking, *args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == "transact":
+            args = (_in_thread(self, args[0]), *args[1:])
+        answer = original(self._inner, *args, **kwargs)
+        return self._wrap(self._loop.run(answer) if inspect.iscoroutine(answer) else answer)
+
+    return method
+
+
+def _in_thread(self: Blocking, work: Callable[[Any], T]) -> Callable[[Any], Coroutine[Any, Any, T]]:
+    async def run(tx: Any) -> T:
+        return await asyncio.to_thread(work, self._wrap(tx))
+
+    return run
+
+
+def _passing(name: str, original: Any) -> property:
+    return property(lambda self: self._wrap(getattr(self._inner, name)), doc=original.__doc__)
+
+
+def _blocking(original: type, attributes: tuple[str, ...] = ()) -> type[Blocking]:
+    """The blocking twin of a class, made from its public methods and properties."""
+    members: dict[str, Any] = {"__doc__": original.__doc__}
+    for name, member in vars(original).items():
+        if name.startswith("_"):
+            continue
+        if inspect.isfunction(member):
+            members[name] = _waiting(member)
+        elif isinstance(member, property | functools.cached_property):
+            members[name] = _passing(name, member)
+    for name in attributes:
+        members[name] = _passing(name, _KINDS_DOC)
+    return type(original.__name__, (Blocking,), members)
+
+
+class _KINDS_DOC:  # noqa: N801
+    """An attribute of the original."""
+
+
+Records = _blocking(_Records)
+RecordTransaction = _blocking(_RecordTransaction)
+Audit = _blocking(_Audit)
+Blobs = _blocking(_Blobs)
+Space = _blocking(_Space, ("records",))
+
+
+class Store(_blocking(_store.Store, ("url",))):  # type: ignore[misc]
+    """An open store. Made by `holdfast.blocking.open`; a context manager that closes it."""
+
+    def close(self) -> None:
+        """Close the store and end its loop."""
+        try:
+            self._loop.run(self._inner.close())
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_KINDS: dict[type, type[Blocking]] = {
+    _store.Store: Store,
+    _Space: Space,
+    _Records: Records,
+    _RecordTransaction: RecordTransaction,
+    _Audit: Audit,
+    _Blobs: Blobs,
+}
+
+
+@functools.wraps(_store.open, assigned=("__doc__",))
+def open(url: str, **options: Any) -> Store:
+    loop = _Loop()
+    try:
+        return Store(loop, loop.run(_store.open(url, **options).__aenter__()))
+    except BaseException:
+        loop.close()
+        raise

@@ -1,0 +1,108 @@
+"""Time: the only module that reads a clock, and the only one that reads a person's durations.
+
+Engines keep instants as whole milliseconds since 1970 (UTC); people see aware datetimes. A store takes its clock at
+`open(clock=…)`; tests pass a ManualClock and move it, so nothing in the test suite sleeps to see a ttl pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from holdfast.errors import InvalidInput
+
+TTL_MS_MAX: Final = 100 * 365 * 86_400_000
+"""The longest ttl: a hundred years."""
+
+Duration = str | int | float | timedelta
+"""Seconds, a timedelta, or text such as "90s", "5m", "1h", "7d", "250ms"."""
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_TEXT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*", re.ASCII)
+
+
+class Clock(Protocol):
+    """Where a store gets its time from."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, UTC."""
+        ...
+
+    async def sleep_until(self, at_ms: int) -> None:
+        """Return when `now_ms()` has reached `at_ms`."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep_until(self, at_ms: int) -> None:
+        while (left_ms := at_ms - self.now_ms()) > 0:
+            await asyncio.sleep(left_ms / 1000)
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, now_ms: int = 1_750_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._sleepers: set[asyncio.Event] = set()
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, by: Duration) -> None:
+        """Move forward; whoever sleeps on this clock looks at it again."""
+        self._now_ms += duration_ms(by)
+        for sleeper in self._sleepers:
+            sleeper.set()
+
+    def set_back(self, by: Duration) -> None:
+        """Move backwards, as a corrected machine clock does."""
+        self._now_ms -= duration_ms(by)
+
+    async def sleep_until(self, at_ms: int) -> None:
+        moved = asyncio.Event()
+        self._sleepers.add(moved)
+        try:
+            while self._now_ms < at_ms:
+                await moved.wait()
+                moved.clear()
+        finally:
+            self._sleepers.discard(moved)
+
+
+def duration_ms(value: Duration, *, name: str = "duration") -> int:
+    """Read a duration given by a person; it must be positive and at most a hundred years."""
+    if isinstance(value, bool):
+        raise InvalidInput(f"{name} must be a duration such as 30, 1.5 or '90s', not {value!r}")
+    if isinstance(value, str):
+        match = _TEXT.fullmatch(value)
+        if match is None:
+            raise InvalidInput(f"{name} {value!r} is not a duration; write seconds or '250ms', '90s', '5m', '1h', '7d'")
+        ms = float(match[1]) * _UNITS_MS[match[2] or "s"]
+    elif isinstance(value, timedelta):
+        ms = value.total_seconds() * 1000
+    elif isinstance(value, int | float):
+        ms = float(value) * 1000
+    else:
+        raise InvalidInput(f"{name} must be a duration such as 30, 1.5 or '90s', not {type(value).__name__}")
+    if not 0 < ms <= TTL_MS_MAX:  # also refuses NaN
+        raise InvalidInput(f"{name} {value!r} must be more than zero and at most 100 years")
+    return max(1, round(ms))
+
+
+def optional_ms(value: Duration | None, *, name: str = "ttl") -> int | None:
+    """Like `duration_ms`; None stays None, and 0 is an error rather than "no ttl"."""
+    return None if value is None else duration_ms(value, name=name)
+
+
+def as_datetime(at_ms: int) -> datetime:
+    """An engine's instant as people read it: always aware, always UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, tz=UTC)

@@ -1,0 +1,102 @@
+"""Values: JSON, encoded once, canonical.
+
+Two equal values have the same bytes (object keys sorted, no white space), so an engine compares values without
+understanding them. Numbers keep their kind: `1` and `1.0` are different values. NaN and infinity are refused, because
+JSON has no word for them. Dataclasses, TypedDicts, msgspec structs and pydantic models go in as they are and come out
+typed when the caller names the type; datetimes, UUIDs, Decimals and bytes are text unless read back typed. Nothing
+stored is ever executed: there is no pickle here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from holdfast.errors import Damaged, InvalidInput
+
+T = TypeVar("T")
+
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+_INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+
+
+def _encode_foreign(value: Any) -> Any:
+    if hasattr(value, "model_dump") and hasattr(type(value), "model_validate"):  # pydantic, without importing it
+        return value.model_dump(mode="json")
+    raise TypeError(f"objects of type {type(value).__name__} cannot be stored")
+
+
+def _decode_foreign(type_: type, value: Any) -> Any:
+    if hasattr(type_, "model_validate"):
+        return type_.model_validate(value)
+    raise TypeError(f"values cannot be read as {type_.__name__}")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted").encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode(value: Any) -> bytes:
+    """The canonical JSON bytes of a value."""
+    try:
+        data = _encode(value)
+    except RecursionError:
+        raise InvalidInput("the value is nested too deeply, or contains itself") from None
+    except UnicodeEncodeError:
+        raise InvalidInput("the value contains text with a lone surrogate, which is not valid Unicode") from None
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
+        raise InvalidInput(f"the value cannot be stored as JSON: {exc}") from exc
+    # NaN and infinity come out as null: only then is it worth looking for them.
+    if data == b"null":
+        if value is not None:
+            raise InvalidInput(f"{value!r} cannot be stored: JSON has no such number")
+    elif b"null" in data:
+        _refuse_nan(value)
+    return data
+
+
+def _refuse_nan(value: Any) -> None:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                raise InvalidInput(f"the value contains {item!r}: JSON has no such number")
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(item)
+        elif not isinstance(item, str | int | None):
+            if hasattr(item, "model_dump"):
+                stack.append(item.model_dump(mode="python"))
+            elif hasattr(item, "__struct_fields__") or hasattr(item, "__dataclass_fields__"):
+                names = getattr(item, "__struct_fields__", None) or item.__dataclass_fields__
+                stack.extend(getattr(item, name) for name in names)
+
+
+def decode(data: bytes | memoryview | msgspec.Raw, as_type: type[T] | None = None) -> T:
+    """The value of canonical JSON bytes, as plain Python or as `as_type`."""
+    if as_type is None:
+        try:
+            return cast(T, _decode(data))
+        except msgspec.DecodeError as exc:
+            raise Damaged(f"a stored value is not JSON: {exc}") from exc
+    try:
+        if hasattr(as_type, "model_validate_json"):
+            return cast(T, as_type.model_validate_json(bytes(data)))
+        return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
+    except (msgspec.ValidationError, TypeError, ValueError) as exc:
+        name = getattr(as_type, "__name__", str(as_type))
+        raise InvalidInput(f"the stored value is not a {name}: {exc}") from exc
+
+
+def integer(data: bytes) -> int | None:
+    """The number, if the bytes are a canonical signed 64-bit decimal; None otherwise."""
+    if _INTEGER.fullmatch(data) is None:
+        return None
+    number = int(data)
+    return number if INT64_MIN <= number <= INT64_MAX else None

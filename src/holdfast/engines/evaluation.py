@@ -1,0 +1,418 @@
+"""What a batch does: the executable specification of the contract.
+
+A `Group` evaluates batches one after the other on an overlay over some `State` and collects the post-images: the
+entries to write or remove, the commits for the feed, the usage that changed. It never writes to the state, and a refused
+batch leaves no trace in the overlay, so an engine takes a whole group, writes the post-images once, and answers.
+
+The memory engine applies a group to its dictionaries, SQLite upserts it in one transaction. Given the same state, the
+same batches and the same `now`, every engine that evaluates here ends up with the same bytes.
+
+Expiry. An entry whose time has come is treated as absent everywhere. The first commit of a group that finds expired
+entries writes their removal as a commit of its own (actor `holdfast`), with the revision before the batch's, so that
+the feed tells of an expiry exactly once and before whatever replaced the entry. At most SWEEP_MAX entries are swept per
+group, besides those the batches touch: a mass expiry never makes one unlucky commit slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from holdfast.codec import INT64_MAX, INT64_MIN, integer
+from holdfast.engine import (
+    FEED_VALUE_BYTES_MAX,
+    REQUEST_WINDOW_MS,
+    SYSTEM_ACTOR,
+    Absent,
+    AtLeast,
+    Batch,
+    Change,
+    ChangeSet,
+    Condition,
+    Delete,
+    Entry,
+    Increment,
+    Operation,
+    Present,
+    Push,
+    Put,
+    Receipt,
+    Result,
+    Take,
+    Touch,
+    ValueIs,
+    VersionIs,
+)
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.keys import KEY_BYTES_MAX, subspace_of
+
+SWEEP_MAX: Final = 256
+ID_SHIFT: Final = 20
+"""An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_NONE: Final = Raw()
+
+
+class Stored(ChangeSet, frozen=True, omit_defaults=True):
+    """A commit as the feed keeps it: with what is needed to answer a repeated request."""
+
+    digest: str = ""
+    results: list[Result] = []
+
+    def receipt(self) -> Receipt:
+        return Receipt(self.version, self.at, copied(self.results))
+
+
+class State(Protocol):
+    """What the evaluation reads. Entries come as stored, expired ones included."""
+
+    revision: int
+    time: int
+    last_id: int
+
+    def entry(self, key: str) -> Entry | None: ...
+
+    def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
+        """Entries under the prefix in key order, after the key `after`."""
+        ...
+
+    def due(self, now: int, limit: int) -> list[Entry]:
+        """Entries that expire at or before `now`, the earliest first."""
+        ...
+
+    def request(self, actor: str, request_id: str) -> Stored | None: ...
+
+
+class Group:
+    """Batches evaluated together; what they wrote is in `writes`, `commits`, `usage`, `revision`, `last_id`."""
+
+    def __init__(self, state: State, now: int) -> None:
+        self._state = state
+        self.now = max(now, state.time)
+        self.revision = state.revision
+        self.last_id = state.last_id
+        self.writes: dict[str, Entry | None] = {}
+        self.usage: dict[tuple[str, str], list[int]] = {}
+        self.commits: list[Stored] = []
+        self.touched = False
+        self._requests: dict[tuple[str, str], Stored] = {}
+        self._due = state.due(self.now, SWEEP_MAX)
+        self._swept: Stored
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to write."""
+        return not self.commits and not self.touched
+
+    def evaluate(self, batch: Batch, *, known_new: bool = False) -> Receipt:
+        """Apply one batch to the overlay, or raise and leave the overlay as it was.
+
+        `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
+        """
+        digest = ""
+        if batch.request_id is not None:
+            digest = digest_of(batch)
+            stored = self._known(batch.actor, batch.request_id, known_new)
+            if stored is not None:
+                if stored.digest != digest:
+                    raise InvalidInput(
+                        f"request id {batch.request_id!r} was used before for another batch; give every request its own id"
+                    )
+                return stored.receipt()
+        step = _Step(self, batch)
+        for condition in batch.conditions:
+            step.check(condition)
+        results = [step.perform(op) for op in batch.operations]
+        return self._accept(step, results, digest)
+
+    def _known(self, actor: str, request_id: str, known_new: bool) -> Stored | None:
+        stored = self._requests.get((actor, request_id))
+        if stored is None and not known_new:
+            stored = self._state.request(actor, request_id)
+        if stored is None or stored.at <= self.now - REQUEST_WINDOW_MS:
+            return None
+        return stored
+
+    def _accept(self, step: _Step, results: list[Result], digest: str) -> Receipt:
+        if self._due or step.expired:
+            self._sweep(step.expired)
+        batch = step.batch
+        if step.changes or (digest and batch.operations):
+            self.revision = step.revision
+            self.last_id = step.last_id
+            kept = copied(results) if digest else []  # only a repeated request asks for them
+            stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, digest, kept)
+            self.commits.append(stored)
+            if batch.request_id is not None:
+                self._requests[batch.actor, batch.request_id] = stored
+        elif step.writes:
+            self.touched = True
+        if step.writes:
+            self.writes.update(step.writes)
+        for old, new in step.replaced:
+            self._account(old, new)
+        return Receipt(self.revision, self.now, results)
+
+    @property
+    def next_revision(self) -> int:
+        """What the next batch gets: one is kept free before it while there is an expiry to tell of first."""
+        return self.revision + (2 if self._due else 1)
+
+    def _sweep(self, touched: dict[str, Entry]) -> None:
+        """Tell of what has expired, in a commit before the group's first.
+
+        A later batch of the group may touch an entry that had expired too and was beyond SWEEP_MAX: it joins that same
+        commit. Nobody touched it in between, so its place in the order is as good.
+        """
+        gone = dict(touched)
+        if self._due:
+            gone.update((entry.key, entry) for entry in self._due)
+            self._due = []
+            self.revision += 1
+            self._swept = Stored(self.revision, self.now, SYSTEM_ACTOR, [])
+            self.commits.append(self._swept)
+        for key, entry in gone.items():
+            if self.writes.get(key, entry) is not None:
+                self._swept.changes.append(Change("expire", key, False, was=entry.tag, owner=entry.owner))
+                self.writes[key] = None
+                self._account(entry, None)
+
+    def _account(self, old: Entry | None, new: Entry | None) -> None:
+        if old is not None:
+            if new is not None and old.owner == new.owner:
+                if len(old.value) != len(new.value):
+                    self._charge(new, 0, len(new.value) - len(old.value))
+                return
+            self._charge(old, -1, -size_of(old))
+        if new is not None:
+            self._charge(new, 1, size_of(new))
+
+    def _charge(self, entry: Entry, keys: int, size: int) -> None:
+        where = (entry.owner, subspace_of(entry.key))
+        charged = self.usage.get(where)
+        if charged is None:
+            self.usage[where] = [keys, size]
+        else:
+            charged[0] += keys
+            charged[1] += size
+
+
+class _Step:
+    """One batch under evaluation; nothing of it counts until the group accepts it."""
+
+    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "writes")
+
+    def __init__(self, group: Group, batch: Batch) -> None:
+        self.group = group
+        self.batch = batch
+        self.now = group.now
+        self.revision = group.next_revision
+        self.last_id = group.last_id
+        self.writes: dict[str, Entry | None] = {}
+        self.changes: list[Change] = []
+        self.replaced: list[tuple[Entry | None, Entry | None]] = []
+        self.expired: dict[str, Entry] = {}
+
+    def live(self, key: str) -> Entry | None:
+        """The entry as this batch sees it; an expired one is not there."""
+        writes = self.writes
+        if key in writes:
+            return writes[key]
+        writes = self.group.writes
+        entry = writes[key] if key in writes else self.group._state.entry(key)
+        if entry is not None and entry.expires_at is not None and entry.expires_at <= self.now:
+            self.expired[key] = entry
+            return None
+        return entry
+
+    def check(self, condition: Condition) -> None:
+        entry = self.live(condition.key)
+        kind = type(condition)
+        if kind is VersionIs:
+            held = entry is not None and entry.version == condition.version
+        elif kind is Absent:
+            held = entry is None
+        elif kind is Present:
+            held = entry is not None
+        elif kind is ValueIs:
+            held = entry is not None and entry.value == condition.value
+        else:
+            held = self._number(condition.key, entry) >= condition.number
+        if not held:
+            raise refusal(condition, entry)
+
+    def perform(self, op: Operation) -> Result:
+        kind = type(op)
+        if kind is Put:
+            owner = self.batch.actor if op.owner is None else op.owner
+            self._put("put", op.key, op.value, self.live(op.key), owner, self._expiry(op.ttl_ms), op.tag)
+            return None
+        if kind is Increment:
+            return self._increment(op.key, op.delta, op.ttl_ms)
+        if kind is Delete:
+            entry = self.live(op.key)
+            if entry is None:
+                return False
+            self._remove("delete", entry)
+            return True
+        if kind is Push:
+            key = op.prefix + self._assign_id()
+            self._put("push", key, op.value, None, self.batch.actor, self._expiry(op.ttl_ms), op.tag)
+            return key
+        if kind is Touch:
+            return self._touch(op)
+        return self._take(op)
+
+    def _expiry(self, ttl_ms: int | None) -> int | None:
+        return None if ttl_ms is None else self.now + ttl_ms
+
+    def _assign_id(self) -> str:
+        self.last_id = max(self.last_id + 1, self.now << ID_SHIFT)
+        return f"{self.last_id:019d}"
+
+    def _number(self, key: str, entry: Entry | None) -> int:
+        if entry is None:
+            return 0
+        number = integer(entry.value)
+        if number is None:
+            raise InvalidInput(f"{key!r} holds {entry.value[:40].decode(errors='replace')}, which is no 64-bit integer")
+        return number
+
+    def _put(
+        self, op: str, key: str, value: bytes, old: Entry | None, owner: str, expires_at: int | None, tag: str
+    ) -> None:
+        now = self.now
+        new = Entry(key, value, self.revision, owner, now if old is None else old.created_at, now, expires_at, tag)
+        self.writes[key] = new
+        self.replaced.append((old, new))
+        size = len(value)
+        shown = Raw(value) if size <= FEED_VALUE_BYTES_MAX else _NONE
+        was = "" if old is None else old.tag
+        self.changes.append(Change(op, key, True, shown, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
+
+    def _remove(self, op: str, old: Entry) -> None:
+        self.writes[old.key] = None
+        self.replaced.append((old, None))
+        self.changes.append(Change(op, old.key, False, was=old.tag, owner=old.owner))  # type: ignore[arg-type]
+
+    def _increment(self, key: str, delta: int, ttl_ms: int | None) -> int:
+        old = self.live(key)
+        total = self._number(key, old) + delta
+        if not INT64_MIN <= total <= INT64_MAX:
+            raise InvalidInput(f"{key!r} would become {total}, which is no 64-bit integer any more")
+        value = b"%d" % total
+        if old is None:
+            self._put("increment", key, value, None, self.batch.actor, self._expiry(ttl_ms), "")
+        else:
+            expires_at = old.expires_at if ttl_ms is None else self.now + ttl_ms
+            self._put("increment", key, value, old, old.owner, expires_at, old.tag)
+        return total
+
+    def _touch(self, op: Touch) -> int | None:
+        entry = self.live(op.key)
+        if entry is None:
+            raise Conflict(
+                f"{op.key!r} cannot be extended: it has expired or was never there", key=op.key, condition="touch"
+            )
+        if entry.expires_at is None:
+            return None  # it never expires; there is nothing to extend
+        expires_at = max(entry.expires_at, self.now + op.ttl_ms)
+        if expires_at != entry.expires_at:
+            self.writes[op.key] = msgspec.structs.replace(entry, expires_at=expires_at)
+        return expires_at
+
+    def _take(self, op: Take) -> list[Entry]:
+        taken = self._first_live(op.source, op.n, op.upto)
+        moved: list[Entry] = []
+        for old in taken:
+            key = op.target + old.key[len(op.source) :]
+            if len(key.encode()) > KEY_BYTES_MAX:
+                raise InvalidInput(f"{old.key!r} cannot move under {op.target!r}: the key would be too long")
+            self._remove("take", old)
+            there = self.live(key)
+            self._put("take", key, old.value, there, self.batch.actor, old.expires_at, old.tag)
+            new = msgspec.structs.replace(self.writes[key], created_at=old.created_at)  # type: ignore[type-var]
+            self.writes[key] = new
+            moved.append(new)  # type: ignore[arg-type]
+        if moved:
+            if op.source_counter is not None:
+                self._increment(op.source_counter, -len(moved), None)
+            if op.target_counter is not None:
+                self._increment(op.target_counter, len(moved), None)
+        return moved
+
+    def _first_live(self, prefix: str, n: int, upto: str | None) -> list[Entry]:
+        """The first n live entries under the prefix, the overlay's writes over the state's."""
+        overlay = {k: v for k, v in self.group.writes.items() if k.startswith(prefix)}
+        overlay.update((k, v) for k, v in self.writes.items() if k.startswith(prefix))
+        found = [k for k, v in overlay.items() if v is not None and (upto is None or k < upto) and self.live(k)]
+        after: str | None = None
+        seen = 0
+        while seen < n:
+            page = self.group._state.first(prefix, after, n + len(overlay))
+            if not page:
+                break
+            after = page[-1].key
+            for entry in page:
+                if upto is not None and entry.key >= upto:
+                    seen = n
+                    break
+                if entry.key not in overlay and self.live(entry.key) is not None:
+                    found.append(entry.key)
+                    seen += 1
+        live = (self.live(key) for key in sorted(found)[:n])
+        return [entry for entry in live if entry is not None]
+
+
+def digest_of(batch: Batch) -> str:
+    """What tells two batches apart that carry the same request id."""
+    return hashlib.blake2b(_pack((batch.operations, batch.conditions)), digest_size=12).hexdigest()
+
+
+def copied(results: list[Result]) -> list[Result]:
+    """Results that their reader may change without changing what is stored."""
+    return [list(result) if type(result) is list else result for result in results]
+
+
+def size_of(entry: Entry) -> int:
+    """What an entry counts for in its owner's usage."""
+    return len(entry.key.encode()) + len(entry.value)
+
+
+def keys_of(batches: Iterable[Batch]) -> set[str]:
+    """Every key these batches name, so that an engine can fetch them at once."""
+    keys: set[str] = set()
+    for batch in batches:
+        for condition in batch.conditions:
+            keys.add(condition.key)
+        for op in batch.operations:
+            kind = type(op)
+            if kind is Take:
+                keys.update(key for key in (op.source_counter, op.target_counter) if key is not None)
+            elif kind is not Push:
+                keys.add(op.key)
+    return keys
+
+
+def refusal(condition: Condition, entry: Entry | None) -> Conflict:
+    """Why a condition does not hold, in words and as attributes."""
+    key = condition.key
+    there = "it is absent" if entry is None else f"it is at version {entry.version}"
+    if isinstance(condition, Absent):
+        name, text = "absent", f"{key!r} was expected to be absent, but {there}"
+    elif isinstance(condition, Present):
+        name, text = "present", f"{key!r} was expected to be present, but {there}"
+    elif isinstance(condition, VersionIs):
+        name, text = "version", f"{key!r} was expected at version {condition.version}, but {there}"
+    elif isinstance(condition, ValueIs):
+        name, text = "value", f"{key!r} does not hold the expected value: {there}"
+    else:
+        assert isinstance(condition, AtLeast)
+        found = 0 if entry is None else integer(entry.value)
+        name, text = "at_least", f"{key!r} was expected to be at least {condition.number}, but it is {found}"
+    return Conflict(text, key=key, condition=name, actual=entry)

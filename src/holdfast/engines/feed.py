@@ -1,0 +1,54 @@
+"""Following a feed: the one loop behind every engine's `watch`.
+
+A watcher pulls. It reads the commits after its position, and when there are none it waits for the engine's bell. It
+therefore costs no memory while its consumer is slow; a consumer that falls behind what the feed keeps gets `Compacted`,
+never a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from holdfast.engine import ChangeSet, check_key, resume_revision
+
+READ_MAX: Final = 256
+"""Commits read at once."""
+
+
+class Feed(Protocol):
+    """One space's feed as an engine offers it to `follow`."""
+
+    async def bounds(self) -> tuple[int, int]:
+        """The floor (the feed holds what came after it) and the present revision."""
+        ...
+
+    async def read(self, after: int, limit: int) -> list[ChangeSet]:
+        """Whole commits after a revision, in order; Compacted when they are no longer all there."""
+        ...
+
+    async def changed(self, after: int) -> None:
+        """Return once the revision is past `after`; may return early."""
+        ...
+
+
+async def follow(
+    feed: Feed, prefixes: tuple[str, ...], cursor: str | None, live: bool = True
+) -> AsyncIterator[ChangeSet]:
+    """The commits that touch the prefixes, from the cursor (or from now) on; without end, if live."""
+    for prefix in prefixes:
+        check_key(prefix if "/" in prefix[1:] else prefix + "/")
+    floor, revision = await feed.bounds()
+    position = revision if cursor is None else resume_revision(cursor, floor, revision)
+    while True:
+        commits = await feed.read(position, READ_MAX)
+        if not commits:
+            if not live:
+                return
+            await feed.changed(position)
+            continue
+        for commit in commits:
+            position = commit.version
+            changes = [change for change in commit.changes if not prefixes or change.key.startswith(prefixes)]
+            if changes:
+                yield ChangeSet(commit.version, commit.at, commit.actor, changes, commit.request_id)

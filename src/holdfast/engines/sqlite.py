@@ -1,0 +1,582 @@
+"""The SQLite engine: strictly consistent spaces in one file, shared by any number of processes without a server.
+
+A commit. `commit()` queues its batch; the loop's next step takes everything queued as one group: take the file's lock,
+BEGIN IMMEDIATE, evaluate the batches on an overlay (`evaluation.Group`), write the post-images once, COMMIT with an
+fsync, reply. A small group runs inline on the event loop, because handing it to a thread costs more than the write; a
+large one, or one that must wait for another process's turn, runs in a thread, and takes whatever has been queued by the
+time its turn comes. Replies, refusals included, leave only after the COMMIT: what they show is durable.
+
+Request ids are not looked up first: they are inserted, and only if that collides is the group rolled back and evaluated
+again with look-ups. A collision is a retry, and retries are rare.
+
+Reads run inline on a connection of their own. SQLite shows a commit to readers only after its fsync, so a read is as
+durable as the space asks. Durability `async` commits without the fsync: it survives a crash of the process, not of the
+machine. Volatile spaces are known to the file by name, and live in this process's memory.
+
+Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves the outcome open, because
+the frames may survive a crash: OutcomeUnknown, and this engine refuses further writes until it is opened again, when
+SQLite decides. An I/O error anywhere else rolls back. The file's side of all this is in `sqlite_file.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import apsw
+import msgspec
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine import (
+    Batch,
+    ChangeSet,
+    Durability,
+    Entry,
+    Finding,
+    Page,
+    Receipt,
+    SpaceInfo,
+    check_batch,
+    check_durability,
+    check_keys,
+    check_scan,
+)
+from holdfast.engines import sqlite_doctor
+from holdfast.engines.evaluation import Group, keys_of
+from holdfast.engines.feed import follow
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.sqlite_file import (
+    POLL_S,
+    Bell,
+    FileLock,
+    connect,
+    in_doubt,
+    prepare,
+    translate,
+    translating,
+)
+from holdfast.engines.sqlite_rows import (
+    GET,
+    SpaceState,
+    Writer,
+    describe,
+    fetch,
+    first_row,
+    head_of,
+    read_feed,
+    select_range,
+)
+from holdfast.errors import Compacted, Error, InvalidInput, Unavailable
+
+GROUP_BATCHES_MAX: Final = 1024
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+INLINE_BYTES_MAX: Final = 512 * 1024
+"""A group with more bytes than this is written in a thread."""
+COMPACT_ROWS: Final = 64
+"""Feed rows removed per transaction."""
+
+T = TypeVar("T")
+
+class _Waiting(msgspec.Struct, eq=False):
+    """A batch in the queue, and whom to answer."""
+
+    space: str
+    durability: str
+    batch: Batch
+    size: int
+    reply: asyncio.Future[Receipt]
+    outcome: Receipt | BaseException | None = None
+
+
+class _Home(msgspec.Struct):
+    """What this process remembers of a space."""
+
+    id: int
+    durability: Durability
+
+
+class SqliteEngine:
+    """Spaces in a SQLite file. Use `await SqliteEngine.open(path)`; it belongs to the event loop that opened it."""
+
+    @classmethod
+    async def open(cls, path: str | Path, *, clock: Clock | None = None) -> SqliteEngine:
+        """Open the store, creating the file if there is none."""
+        return cls(Path(path).absolute(), clock or SystemClock())
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._lock = FileLock(path)
+        try:
+            prepare(path, self._lock)
+            with translating(path):
+                self._writer = connect(path)
+                self._reader = connect(path)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._write = self._writer.cursor().execute
+        self._rows = Writer(self._write, self._writer.cursor().executemany)
+        self._read = self._reader.cursor().execute
+        self._synchronous = "sync"
+        self._homes: dict[str, _Home] = {}
+        # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
+        self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._scheduled = False
+        self._in_thread: asyncio.Future[None] | None = None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sqlite")
+        self._failed: str | None = None
+        self._closed = False
+        self._bell: Bell | None = None
+        self._poller: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # --- commits ---
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        size = check_batch(batch)
+        home = self._home(space)
+        if home is None:
+            durability: Durability = "sync"
+        elif home.durability == "volatile":
+            return await self._volatile.commit(space, batch)
+        else:
+            durability = home.durability
+        reply: asyncio.Future[Receipt] = self._loop.create_future()
+        self._queue.append(_Waiting(space, durability, batch, size, reply))
+        self._queued_bytes += size
+        if not self._scheduled:
+            # The first to come commits for all: it lets whoever is ready queue up too, then takes them along.
+            self._scheduled = True
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._loop.call_soon(self._flush)
+                raise
+            self._flush()
+        return await reply
+
+    def _flush(self) -> None:
+        """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread."""
+        if self._in_thread is not None:
+            return  # `_thread_done` comes back here
+        self._scheduled = False
+        if not self._queue:
+            return
+        have_lock = self._lock.try_acquire()
+        if not have_lock or self._queued_bytes > INLINE_BYTES_MAX:
+            self._scheduled = True
+            self._in_thread = self._loop.run_in_executor(self._threads, self._commit_in_thread, have_lock)
+            self._in_thread.add_done_callback(self._thread_done)
+            return
+        self._reply(self._commit_and_release())
+        if self._queue and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _commit_in_thread(self, have_lock: bool) -> None:
+        if not have_lock:
+            self._lock.acquire()
+        done = self._commit_and_release()
+        self._loop.call_soon_threadsafe(self._reply, done)
+
+    def _thread_done(self, job: asyncio.Future[None]) -> None:
+        self._in_thread = None
+        self._flush()
+        if not job.cancelled():
+            job.result()
+
+    def _commit_and_release(self) -> list[_Waiting]:
+        """With the lock held: take a group from the queue and commit it. Never raises; outcomes are in the items."""
+        items: list[_Waiting] = []
+        try:
+            items = self._take_group()
+            if items:
+                self._commit_group(items)
+        except BaseException as exc:
+            for item in items:
+                item.outcome = exc
+        finally:
+            self._lock.release()
+        return items
+
+    def _take_group(self) -> list[_Waiting]:
+        """The oldest batches of the queue: one durability, bounded in number and bytes. Cancelled ones are left out."""
+        group: list[_Waiting] = []
+        size = 0
+        while self._queue and len(group) < GROUP_BATCHES_MAX:
+            item = self._queue[0]
+            if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
+                break
+            self._queue.popleft()
+            self._queued_bytes -= item.size
+            if not item.reply.cancelled():
+                group.append(item)
+                size += item.size
+        return group
+
+    def _commit_group(self, items: list[_Waiting]) -> None:
+        self._check_usable()
+        self._set_synchronous(items[0].durability)
+        by_space: dict[str, list[_Waiting]] = {}
+        for item in items:
+            by_space.setdefault(item.space, []).append(item)
+        try:
+            if not self._transaction(lambda: self._evaluate(by_space, known_new=True), items):
+                self._transaction(lambda: self._evaluate(by_space, known_new=False), items)
+        except apsw.Error as exc:
+            raise translate(self._path, exc) from exc
+
+    def _transaction(self, work: Callable[[], bool], items: list[_Waiting]) -> bool:
+        """Run the work in a write transaction. False when a request id turned out not to be new; nothing is written then."""
+        self._write("BEGIN IMMEDIATE")
+        try:
+            wrote = work()
+        except apsw.ConstraintError:
+            self._rollback()
+            return False
+        except BaseException:
+            self._rollback()
+            raise
+        if not wrote:
+            self._rollback()
+            return True
+        try:
+            self._write("COMMIT")
+        except apsw.FullError:
+            self._rollback()
+            raise
+        except apsw.Error as exc:
+            self._fail(exc, items)
+            return True
+        self._lock.ring()
+        return True
+
+    def _rollback(self) -> None:
+        if self._writer.in_transaction:
+            self._write("ROLLBACK")
+
+    def _fail(self, exc: apsw.Error, items: list[_Waiting]) -> None:
+        """A COMMIT failed on the disk: nobody knows, and nothing more may be written on top of it."""
+        self._failed = f"an earlier commit to {self._path} failed on the disk ({exc}); open the store again"
+        with contextlib.suppress(apsw.Error):
+            self._rollback()
+        for item in items:
+            if isinstance(item.outcome, Receipt):
+                item.outcome = in_doubt(self._path, exc, item.batch.request_id)
+            else:
+                item.outcome = Unavailable(f"the disk that holds {self._path} failed ({exc}); nothing was changed")
+
+    def _evaluate(self, by_space: dict[str, list[_Waiting]], *, known_new: bool) -> bool:
+        wrote = False
+        now = self._clock.now_ms()
+        for name, items in by_space.items():
+            state = SpaceState(self._write, name)
+            if state.id is not None and not state.dropped and state.durability != items[0].durability:
+                for item in items:
+                    item.outcome = Unavailable(f"space {name!r} was created anew with another durability; try again")
+                self._homes.pop(name, None)
+                continue
+            if len(items) > 1 or len(items[0].batch.operations) > 1:
+                state.fetch(keys_of(item.batch for item in items))
+            group = Group(state, now)
+            for item in items:
+                try:
+                    item.outcome = group.evaluate(item.batch, known_new=known_new)
+                except Error as exc:
+                    item.outcome = exc
+            if not group.empty:
+                self._rows.group(state, group, requests_are_new=known_new)
+                wrote = True
+        return wrote
+
+    def _reply(self, items: list[_Waiting]) -> None:
+        for item in items:
+            outcome, reply = item.outcome, item.reply
+            if reply.done():
+                continue
+            if isinstance(outcome, Receipt):
+                reply.set_result(outcome)
+            else:
+                reply.set_exception(outcome or Unavailable("the batch was not committed"))
+        if items:
+            self._wake()
+
+    def _set_synchronous(self, durability: str) -> None:
+        if durability != self._synchronous:
+            self._write(f"PRAGMA synchronous = {'FULL' if durability == 'sync' else 'NORMAL'}")
+            self._synchronous = durability
+
+    # --- reads ---
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        check_keys(keys)
+        home = self._home(space)
+        if home is None:
+            return [None] * len(keys)
+        if home.durability == "volatile":
+            return await self._volatile.get(space, keys)
+        try:
+            if len(keys) == 1:
+                rows = self._read(GET, (home.id, keys[0])).fetchall()
+                if not rows:
+                    return [None]
+                entry = Entry(*rows[0])
+                if entry.expires_at is None:
+                    return [entry]
+            with self._snapshot():
+                now = self._now(home.id)
+                entries = fetch(self._read, home.id, keys)
+        except apsw.Error as exc:
+            raise translate(self._path, exc) from exc
+        found = {entry.key: entry for entry in entries if entry.expires_at is None or entry.expires_at > now}
+        return [found.get(key) for key in keys]
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        check_scan(prefix, after, limit)
+        home = self._home(space)
+        if home is None:
+            return Page([], False, 0)
+        if home.durability == "volatile":
+            return await self._volatile.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+        with translating(self._path), self._snapshot():
+            revision, time, _ = head_of(self._read, home.id)
+            now = max(self._clock.now_ms(), time)
+            found = select_range(self._read, home.id, prefix, after, limit + 1, reverse=reverse, now=now)
+        return Page(found[:limit], len(found) > limit, revision)
+
+    def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        home = self._home(space)
+        if home is not None and home.durability == "volatile":
+            return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
+        return follow(_SqliteFeed(self, space), prefixes, cursor, live)
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Any:
+        """Several reads of one moment. Never held across an await."""
+        self._read("BEGIN")
+        try:
+            yield
+        finally:
+            self._read("COMMIT")
+
+    def _now(self, space: int) -> int:
+        return max(self._clock.now_ms(), head_of(self._read, space)[1])
+
+    def _home(self, space: str) -> _Home | None:
+        """The space, if it exists. Ids never change, so they are looked up once."""
+        home = None if self._closed else self._homes.get(space)
+        if home is None:
+            self._check_usable()
+            with translating(self._path):
+                row = first_row(self._read, "SELECT id, durability FROM spaces WHERE name = ? AND NOT dropped", (space,))
+            if row is None:
+                return None
+            home = self._homes[space] = _Home(*row)
+        return home
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
+        if self._failed is not None:
+            raise Unavailable(self._failed)
+        if os.getpid() != self._pid:
+            raise Unavailable("this store was opened before a fork; open it again in the child process")
+
+    # --- waking watchers ---
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _waiter(self) -> asyncio.Future[None]:
+        """Done at the next commit, whoever makes it."""
+        if self._bell is None:
+            self._bell = Bell(self._path, self._wake)
+            self._poller = self._loop.create_task(self._poll())
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    async def _poll(self) -> None:
+        """The bell's safety net."""
+        seen = self._reader.pragma("data_version")
+        while not self._closed:
+            await asyncio.sleep(POLL_S)
+            version = self._reader.pragma("data_version")
+            if version != seen:
+                seen = version
+                self._wake()
+
+    # --- the life of spaces ---
+
+    async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        check_durability(durability)
+        known = await self.spaces(space)
+        if not known or known[0].durability != durability or audit_reads > known[0].audit_reads:
+            await self._administer(lambda: self._rows.create(space, durability, audit_reads, self._clock.now_ms()))
+            self._homes.pop(space, None)
+            if durability == "volatile":
+                await self._volatile.create(space, durability)
+            known = await self.spaces(space)
+        return known[0]
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        self._check_usable()
+        with translating(self._path), self._snapshot():
+            infos = describe(self._read, name)
+        return [await self._with_volatile(info) if info.durability == "volatile" else info for info in infos]
+
+    async def _with_volatile(self, info: SpaceInfo) -> SpaceInfo:
+        held = await self._volatile.spaces(info.name)
+        return msgspec.structs.replace(held[0], audit_reads=info.audit_reads) if held else info
+
+    async def drop(self, space: str) -> None:
+        home = self._home(space)
+        if home is not None:
+            await self._administer(lambda: self._rows.drop(home.id))
+            await self._volatile.drop(space)
+            self._homes.pop(space, None)
+
+    async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        home = self._home(space)
+        if home is not None and home.durability == "volatile":
+            await self._volatile.load(space, entries, revision)
+        else:
+            await self._administer(lambda: self._rows.load(space, entries, revision, self._clock.now_ms()))
+
+    async def compact(self, space: str, upto: int) -> None:
+        home = self._home(space)
+        if home is not None and home.durability == "volatile":
+            await self._volatile.compact(space, upto)
+        elif home is not None:
+            while await self._administer(lambda: self._rows.compact(home.id, upto)):
+                pass
+
+    async def _administer(self, work: Callable[[], T]) -> T:
+        """A write transaction of our own, in the thread, when our turn has come."""
+
+        def run() -> T:
+            self._lock.acquire()
+            try:
+                self._check_usable()
+                self._set_synchronous("sync")
+                self._write("BEGIN IMMEDIATE")
+                try:
+                    answer = work()
+                    self._write("COMMIT")
+                except BaseException:
+                    self._rollback()
+                    raise
+                self._lock.ring()
+                return answer
+            except apsw.Error as exc:
+                raise translate(self._path, exc) from exc
+            finally:
+                self._lock.release()
+
+        answer = await self._exclusively(run)
+        self._wake()
+        return answer
+
+    async def _exclusively(self, job: Callable[[], T]) -> T:
+        """Run a job in the thread that writes, while no group does."""
+        while self._in_thread is not None:
+            await asyncio.wait([self._in_thread])
+        self._scheduled = True  # groups wait in the queue until `_thread_done`
+        running = self._loop.run_in_executor(self._threads, job)
+        self._in_thread = asyncio.ensure_future(asyncio.wait([running]))  # type: ignore[assignment]
+        self._in_thread.add_done_callback(self._thread_done)  # type: ignore[union-attr]
+        return await asyncio.shield(running)
+
+    # --- the store as a whole ---
+
+    async def inspect(self) -> list[Finding]:
+        self._check_usable()
+        with translating(self._path):
+            return await self._loop.run_in_executor(None, sqlite_doctor.examine, self._path)
+
+    async def backup(self, target: Path) -> None:
+        """A consistent copy of the whole file as it is now, while others go on writing."""
+
+        def copy() -> None:
+            source = connect(self._path)
+            try:
+                source.execute("VACUUM INTO ?", (str(target),))
+            finally:
+                source.close()
+
+        if target.exists():
+            raise InvalidInput(f"{target} exists already; name a file that does not")
+        with translating(target):
+            await self._loop.run_in_executor(None, copy)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        while self._queue or self._in_thread is not None:
+            if self._in_thread is not None:
+                await asyncio.wait([self._in_thread])
+            else:
+                await asyncio.sleep(0)
+        self._closed = True
+        if self._poller is not None:
+            self._poller.cancel()
+        if self._bell is not None:
+            self._bell.close()
+        await self._volatile.close()
+        self._threads.shutdown()
+        self._wake()
+        self._reader.close()
+        self._writer.close()
+        self._lock.close()
+
+
+class _SqliteFeed:
+    """`Feed` of one space in the file."""
+
+    def __init__(self, engine: SqliteEngine, space: str) -> None:
+        self._engine = engine
+        self._space = space
+
+    async def bounds(self) -> tuple[int, int]:
+        floor, revision, _ = self._position()
+        return floor, revision
+
+    async def read(self, after: int, limit: int) -> list[ChangeSet]:
+        engine = self._engine
+        with translating(engine._path), engine._snapshot():
+            floor, revision, space = self._position()
+            if after < floor:
+                raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
+            return read_feed(engine._read, space, after, limit) if after < revision else []
+
+    async def changed(self, after: int) -> None:
+        engine = self._engine
+        waiter = engine._waiter()  # before looking, so that nothing falls in between
+        if self._position()[1] <= after:
+            await waiter
+
+    def _position(self) -> tuple[int, int, int]:
+        """The space's floor, revision and id; all 0 while there is no such space."""
+        engine = self._engine
+        engine._check_usable()
+        with translating(engine._path):
+            row = first_row(engine._read, "SELECT floor, id FROM spaces WHERE name = ?", (self._space,))
+            return (0, 0, 0) if row is None else (row[0], head_of(engine._read, row[1])[0], row[1])

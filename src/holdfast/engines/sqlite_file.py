@@ -1,0 +1,330 @@
+"""The SQLite file: its schema, how it is opened safely, how processes take turns and wake each other.
+
+Opening. The first process converts the file to WAL and writes the schema under the file lock, so two first openers never
+race. `application_id` tells a Holdfast store from any other SQLite file, `user_version` is the schema's version; a
+foreign or newer file is refused before anything is written. SQLite before 3.51.3 is refused: it could corrupt a WAL that
+several connections share.
+
+Taking turns. SQLite's own busy handler polls and starves; processes take an exclusive flock on `<file>-lock` around each
+write transaction instead. Whoever has to wait first takes `<file>-turn` and keeps it while waiting, so the process that
+just committed cannot take the lock again before the one that waits: no process is starved. The kernel frees the locks of
+a process that dies.
+
+Waking. After a commit the writer overwrites one byte of the lock file. Watchers in other processes have an inotify watch
+on that file, so a commit costs one small system call however many watch. Where there is no inotify they compare SQLite's
+`data_version` every POLL_S seconds, which also covers a lost event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ctypes.util
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from holdfast.errors import Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
+
+APPLICATION_ID: Final = 0x486F6C64  # "Hold"
+SCHEMA_VERSION: Final = 1
+SQLITE_VERSION_MIN: Final = 3_051_003
+PAGE_BYTES: Final = 2048
+"""Small pages: a commit writes every page it touches to the log, whole."""
+BUSY_MS: Final = 10_000
+"""How long to wait for another program that has locked the file, such as the sqlite3 shell."""
+WAL_PAGES_MAX: Final = 8_000
+"""The write-ahead log is folded into the file when it has this many pages."""
+WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
+"""A write-ahead log that grew larger is truncated to this size."""
+POLL_S: Final = 0.25
+
+SCHEMA: Final = f"""
+CREATE TABLE spaces (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    durability TEXT NOT NULL,
+    audit_reads INTEGER NOT NULL,
+    floor INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    dropped INTEGER NOT NULL
+) STRICT;
+CREATE TABLE entries (
+    space INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    tag TEXT NOT NULL,
+    PRIMARY KEY (space, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX expiries ON entries (space, expires_at) WHERE expires_at IS NOT NULL;
+-- One row per group of commits that became durable together; `commits` is a JSON array of them. The newest row of a
+-- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
+CREATE TABLE feed (
+    space INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    time INTEGER NOT NULL,
+    last_id INTEGER NOT NULL,
+    commits BLOB NOT NULL,
+    PRIMARY KEY (space, last)
+) STRICT, WITHOUT ROWID;
+-- Which commit answered a request; its receipt is in the feed.
+CREATE TABLE requests (
+    space INTEGER NOT NULL,
+    actor TEXT NOT NULL,
+    id TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    PRIMARY KEY (space, actor, id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE usage (
+    space INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    subspace TEXT NOT NULL,
+    keys INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (space, owner, subspace)
+) STRICT, WITHOUT ROWID;
+-- For people with a SQLite shell.
+CREATE VIEW readable AS
+    SELECT spaces.name AS space, key, CAST(value AS TEXT) AS value, version, owner, tag,
+           datetime(entries.created_at / 1000, 'unixepoch') AS created_at,
+           datetime(updated_at / 1000, 'unixepoch') AS updated_at,
+           datetime(expires_at / 1000, 'unixepoch') AS expires_at
+    FROM entries JOIN spaces ON spaces.id = entries.space;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+def connect(path: Path) -> apsw.Connection:
+    """A connection to an existing store, set up as every one must be."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.set_busy_timeout(BUSY_MS)
+    connection.execute(f"PRAGMA synchronous = FULL; PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    connection.wal_autocheckpoint(WAL_PAGES_MAX)
+    # Plans must not depend on bound values: otherwise a range on an indexed column is planned anew at each execution.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    return connection
+
+
+def prepare(path: Path, lock: FileLock) -> None:
+    """Create the file or make sure that it is one of ours; raise a helpful error otherwise."""
+    version = apsw.sqlitelibversion()
+    if apsw.SQLITE_VERSION_NUMBER < SQLITE_VERSION_MIN:
+        raise IncompatibleStore(f"SQLite {version} can corrupt a shared file; holdfast needs 3.51.3 or newer (upgrade apsw)")
+    with translating(path), lock:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+        try:
+            connection.set_busy_timeout(BUSY_MS)
+            _check_or_create(connection, path)
+        finally:
+            connection.close()
+
+
+def _check_or_create(connection: apsw.Connection, path: Path) -> None:
+    application = connection.pragma("application_id")
+    schema = connection.pragma("user_version")
+    if application == APPLICATION_ID:
+        if schema > SCHEMA_VERSION:
+            raise IncompatibleStore(
+                f"{path} was written by a newer holdfast (schema {schema}, this one knows {SCHEMA_VERSION}); upgrade holdfast"
+            )
+        return
+    if application != 0 or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None:
+        raise IncompatibleStore(f"{path} is a SQLite file of another program, not a Holdfast store; nothing was changed")
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode is None or mode[0] != "wal":
+        raise Unavailable(f"{path} is on a file system that cannot share memory between processes; use a local disk")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(SCHEMA)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FileLock:
+    """The turn to write, between processes. Not for use by two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = _open_beside(path, "-lock")
+        try:
+            self._turn = _open_beside(path, "-turn")
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free and nobody waits for it."""
+        if not _flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+        try:
+            return _flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            _flock(self._turn, fcntl.LOCK_UN)
+
+    def acquire(self) -> None:
+        """Wait for the lock, ahead of whoever releases it now and wants it again."""
+        _flock(self._turn, fcntl.LOCK_EX)
+        try:
+            _flock(self._lock, fcntl.LOCK_EX)
+        finally:
+            _flock(self._turn, fcntl.LOCK_UN)
+
+    def release(self) -> None:
+        _flock(self._lock, fcntl.LOCK_UN)
+
+    def ring(self) -> None:
+        """Tell watchers in other processes that something was committed."""
+        with contextlib.suppress(OSError):  # they find out by themselves a moment later
+            os.pwrite(self._lock, b"!", 0)
+
+    def close(self) -> None:
+        os.close(self._lock)
+        os.close(self._turn)
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def _open_beside(path: Path, suffix: str) -> int:
+    try:
+        return os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as exc:
+        raise _cannot_open(path, exc) from exc
+
+
+def _flock(fd: int, how: int) -> bool:
+    while True:
+        try:
+            fcntl.flock(fd, how)
+        except BlockingIOError:
+            return False
+        except InterruptedError:
+            continue
+        return True
+
+
+class Bell:
+    """Hears other processes ring. `on_ring` is called on the loop; it may be called for nothing."""
+
+    _IN_MODIFY: Final = 0x2
+
+    def __init__(self, path: Path, on_ring: Callable[[], None]) -> None:
+        self._on_ring = on_ring
+        self._loop = asyncio.get_running_loop()
+        self._fd = self._listen(f"{path}-lock")
+        if self._fd is not None:
+            try:
+                self._loop.add_reader(self._fd, self._heard)
+            except NotImplementedError:
+                os.close(self._fd)
+                self._fd = None
+
+    def _listen(self, name: str) -> int | None:
+        libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+        if not hasattr(libc, "inotify_init1"):
+            return None
+        fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if fd < 0:
+            return None
+        if libc.inotify_add_watch(fd, os.fsencode(name), self._IN_MODIFY) < 0:
+            os.close(fd)
+            return None
+        return fd
+
+    def _heard(self) -> None:
+        assert self._fd is not None
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._fd, 65536)
+        self._on_ring()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+
+class translating:
+    """SQLite's errors, outside of a commit, as ours. The one table; a failing COMMIT is judged in `sqlite.py`."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        if isinstance(exc, apsw.Error):
+            raise translate(self._path, exc) from exc
+        if isinstance(exc, OSError):
+            raise _cannot_open(self._path, exc) from exc
+
+
+def translate(path: Path, exc: apsw.Error) -> Error:
+    """What a SQLite error means to the caller, when nothing was committed."""
+    if isinstance(exc, apsw.FullError):
+        return StorageFull(f"the disk that holds {path} is full; nothing was changed. Free some space and try again")
+    if isinstance(exc, apsw.NotADBError):
+        return IncompatibleStore(f"{path} is not a SQLite file; nothing was changed")
+    if isinstance(exc, apsw.CorruptError):
+        from holdfast.errors import Damaged
+
+        return Damaged(f"{path} is damaged ({exc}); restore it from a backup")
+    if isinstance(exc, apsw.BusyError | apsw.LockedError):
+        return Unavailable(f"{path} has been locked by another program for {BUSY_MS // 1000} s; nothing was changed")
+    if isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError):
+        return Unavailable(f"{path} cannot be opened for writing ({exc}); check the folder and its permissions")
+    if isinstance(exc, apsw.IOError):
+        return Unavailable(f"the disk that holds {path} failed ({exc}); nothing was changed. Check the disk")
+    return Unavailable(f"SQLite refused to work on {path}: {exc}")
+
+
+def in_doubt(path: Path, exc: BaseException, request_id: str | None) -> OutcomeUnknown:
+    """A COMMIT that failed on the disk: its frames may or may not survive."""
+    return OutcomeUnknown(
+        f"writing to the disk that holds {path} failed during a commit ({exc}): it may or may not have happened. "
+        "Check the disk, open the store again and repeat the request with the same request id",
+        request_id=request_id,
+    )
+
+
+def _cannot_open(path: Path, exc: OSError) -> Error:
+    if exc.errno == errno.ENOSPC:
+        return StorageFull(f"the disk that holds {path} is full; nothing was changed. Free some space and try again")
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return InvalidInput(f"the folder of {path} does not exist; create it, or name another path")
+    if exc.errno == errno.EISDIR:
+        return InvalidInput(f"{path} is a folder; name a file in it")
+    return Unavailable(f"{path} cannot be opened for writing ({exc.strerror}); check the folder and its permissions")

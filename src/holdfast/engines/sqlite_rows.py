@@ -1,0 +1,281 @@
+"""The rows of a SQLite store: one function for one question or one change.
+
+Everything here runs inside a transaction that the engine has begun. A cursor that still has rows keeps its snapshot, and
+an old snapshot keeps the write-ahead log from being folded, so every statement is read to its end at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.engine import ChangeSet, Durability, Entry, SpaceInfo, Usage
+from holdfast.engines.evaluation import Group, Stored, size_of
+from holdfast.errors import InvalidInput
+from holdfast.keys import prefix_end, subspace_of
+
+Execute = Callable[..., Any]
+
+COMPACT_ROWS: Final = 64
+"""Feed rows removed per transaction."""
+
+COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
+GET: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
+_PUT: Final = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SPACE: Final = "SELECT id, durability, dropped FROM spaces WHERE name = ?"
+_HEAD: Final = "SELECT last, time, last_id FROM feed WHERE space = ? ORDER BY last DESC LIMIT 1"
+_DUE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND expires_at <= ? ORDER BY expires_at, key LIMIT ?"  # noqa: S608
+_REQUEST: Final = (
+    "SELECT version, commits FROM requests JOIN feed ON feed.space = requests.space AND last >= version "
+    "WHERE requests.space = ? AND actor = ? AND id = ? ORDER BY last LIMIT 1"
+)
+_BATCHED: Final = {
+    count: f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key IN ({', '.join('?' * count)})"  # noqa: S608
+    for count in (2, 8, 64)
+}
+
+_encode_commits = msgspec.json.Encoder().encode
+_decode_commits = msgspec.json.Decoder(list[ChangeSet]).decode
+_decode_stored = msgspec.json.Decoder(list[Stored]).decode
+_columns_of = msgspec.structs.astuple
+
+
+# --- reading ---
+
+
+def first_row(execute: Execute, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    """The first row of an answer, or None."""
+    rows = execute(sql, values).fetchall()
+    return rows[0] if rows else None
+
+
+def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
+    """A space's revision, time and last assigned id."""
+    row: tuple[int, int, int] | None = first_row(execute, _HEAD, (space,))
+    return (0, 0, 0) if row is None else row
+
+
+def fetch(execute: Execute, space: int, keys: list[str]) -> list[Entry]:
+    """The rows of many keys in few statements, whose number of parameters comes from a short list."""
+    found: list[Entry] = []
+    start = 0
+    while start < len(keys):
+        left = len(keys) - start
+        count = 2 if left <= 2 else 8 if left <= 8 else 64
+        chunk = keys[start : start + count]
+        chunk += chunk[-1:] * (count - len(chunk))
+        found.extend(Entry(*row) for row in execute(_BATCHED[count], (space, *chunk)))
+        start += count
+    return found
+
+
+def select_range(
+    execute: Execute, space: int, prefix: str, after: str | None, limit: int, *, reverse: bool = False, now: int = -1
+) -> list[Entry]:
+    """The entries under a prefix beyond the key `after`, in order; those expired at `now` are left out."""
+    end = prefix_end(prefix)
+    low, over, high = prefix, ">=", end
+    if after is not None and reverse:
+        high = after if end is None else min(end, after)
+    elif after is not None and after >= low:
+        low, over = after, ">"
+    below, order = ("" if high is None else "AND key < ?3"), ("DESC" if reverse else "ASC")
+    sql = (
+        f"SELECT {COLUMNS} FROM entries WHERE space = ?1 AND key {over} ?2 {below} "  # noqa: S608
+        f"AND (expires_at IS NULL OR expires_at > ?4) ORDER BY key {order} LIMIT ?5"
+    )
+    return [Entry(*row) for row in execute(sql, (space, low, high, now, limit))]
+
+
+def read_feed(execute: Execute, space: int, after: int, limit: int) -> list[ChangeSet]:
+    """About `limit` commits after a revision; groups are kept whole."""
+    sql = "SELECT commits FROM feed WHERE space = ? AND last > ? ORDER BY last LIMIT ?"
+    found: list[ChangeSet] = []
+    for (commits,) in execute(sql, (space, after, limit)).fetchall():
+        if len(found) >= limit:
+            break
+        found.extend(commit for commit in _decode_commits(commits) if commit.version > after)
+    return found
+
+
+def describe(execute: Execute, name: str | None) -> list[SpaceInfo]:
+    """Every space, or the one of that name."""
+    sql = "SELECT id, name, durability, created_at, audit_reads, floor FROM spaces WHERE NOT dropped"
+    if name is None:
+        rows = execute(sql + " ORDER BY name").fetchall()
+    else:
+        rows = execute(sql + " AND name = ?", (name,)).fetchall()
+    return [_describe_one(execute, *row) for row in rows]
+
+
+def _describe_one(
+    execute: Execute, space: int, name: str, durability: Durability, created_at: int, audit_reads: int, floor: int
+) -> SpaceInfo:
+    usage = execute("SELECT owner, subspace, keys, bytes FROM usage WHERE space = ? AND keys > 0", (space,))
+    held = [Usage(*row) for row in usage]
+    (due,) = first_row(
+        execute, "SELECT min(expires_at) FROM entries WHERE space = ? AND expires_at IS NOT NULL", (space,)
+    )
+    revision = head_of(execute, space)[0]
+    return SpaceInfo(name, durability, revision, created_at, bool(audit_reads), floor, due, held)
+
+
+class SpaceState:
+    """One space's rows as the evaluation reads them, inside the write transaction."""
+
+    def __init__(self, execute: Execute, name: str) -> None:
+        self._execute = execute
+        self.name = name
+        self.id: int | None = None
+        self.durability = "sync"
+        self.dropped = False
+        self.revision = self.time = self.last_id = 0
+        self._fetched: dict[str, Entry | None] = {}
+        row = first_row(execute, _SPACE, (name,))
+        if row is not None:
+            self.id, self.durability, self.dropped = row
+            self.revision, self.time, self.last_id = head_of(execute, row[0])
+
+    def fetch(self, keys: Iterable[str]) -> None:
+        """Read these entries at once; later look-ups find them here."""
+        if self.id is not None:
+            wanted = list(keys)
+            self._fetched = dict.fromkeys(wanted)
+            for entry in fetch(self._execute, self.id, wanted):
+                self._fetched[entry.key] = entry
+
+    def entry(self, key: str) -> Entry | None:
+        if key in self._fetched:
+            return self._fetched[key]
+        row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
+        return None if row is None else Entry(*row)
+
+    def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
+        return [] if self.id is None else select_range(self._execute, self.id, prefix, after, limit)
+
+    def due(self, now: int, limit: int) -> list[Entry]:
+        return [] if self.id is None else [Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))]
+
+    def request(self, actor: str, request_id: str) -> Stored | None:
+        row = None if self.id is None else first_row(self._execute, _REQUEST, (self.id, actor, request_id))
+        if row is None:
+            return None
+        return next((commit for commit in _decode_stored(row[1]) if commit.version == row[0]), None)
+
+
+# --- writing ---
+
+
+class Writer:
+    """What changes rows. `execute` and `execute_many` belong to the connection that writes."""
+
+    def __init__(self, execute: Execute, execute_many: Execute) -> None:
+        self.execute = execute
+        self._execute_many = execute_many
+
+    def group(self, state: SpaceState, group: Group, *, requests_are_new: bool) -> None:
+        """The post-images of a group: entries, the feed's row, requests and usage.
+
+        With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
+        """
+        space = self._revive(state.name, state.id, state.dropped, group.now)
+        puts: list[tuple[Any, ...]] = []
+        for key, entry in group.writes.items():
+            if entry is None:
+                self.execute("DELETE FROM entries WHERE space = ? AND key = ?", (space, key))
+            else:
+                puts.append((space, *_columns_of(entry)))
+        if puts:
+            self._execute_many(_PUT, puts)
+        if group.commits:
+            self._head(space, group.revision, group.now, group.last_id, group.commits)
+            verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
+            asked = [(space, c.actor, c.request_id, c.version) for c in group.commits if c.request_id is not None]
+            self._execute_many(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
+        self._charge(space, group.usage)
+
+    def create(self, name: str, durability: Durability, audit_reads: bool, now: int) -> None:
+        row = first_row(self.execute, _SPACE, (name,))
+        if row is None:
+            self._insert(name, durability, audit_reads, now)
+        elif row[2]:
+            self.execute(
+                "UPDATE spaces SET dropped = 0, durability = ?, audit_reads = ?, created_at = ? WHERE id = ?",
+                (durability, audit_reads, now, row[0]),
+            )
+        elif row[1] != durability:
+            raise InvalidInput(f"space {name!r} exists with durability {row[1]!r}; it cannot be opened as {durability!r}")
+        elif audit_reads:
+            self.execute("UPDATE spaces SET audit_reads = 1 WHERE id = ?", (row[0],))
+
+    def drop(self, space: int) -> None:
+        """Empty the space; what stays is its name and a head one revision further."""
+        revision, time, last_id = head_of(self.execute, space)
+        for table in ("entries", "feed", "requests", "usage"):
+            self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
+        self._head(space, revision + 1, time, last_id, [])
+        self.execute("UPDATE spaces SET dropped = 1, floor = ? WHERE id = ?", (revision + 1, space))
+
+    def load(self, name: str, entries: list[Entry], revision: int, now: int) -> None:
+        row = first_row(self.execute, _SPACE, (name,))
+        space = self._revive(name, row[0] if row else None, bool(row and row[2]), now)
+        usage: dict[tuple[str, str], list[int]] = {}
+        replaced = fetch(self.execute, space, [entry.key for entry in entries])
+        for sign, group in ((-1, replaced), (1, entries)):
+            for entry in group:
+                amount = usage.setdefault((entry.owner, subspace_of(entry.key)), [0, 0])
+                amount[0] += sign
+                amount[1] += sign * size_of(entry)
+        self._execute_many(_PUT, [(space, *_columns_of(entry)) for entry in entries])
+        self._charge(space, usage)
+        reached, time, last_id = head_of(self.execute, space)
+        for table in ("feed", "requests"):
+            self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
+        self._head(space, max(reached, revision), time, last_id, [])
+        self.execute("UPDATE spaces SET floor = ? WHERE id = ?", (max(reached, revision), space))
+
+    def compact(self, space: int, upto: int) -> bool:
+        """Remove some of the feed up to a revision; True when there is more to remove. The head stays, emptied."""
+        revision = head_of(self.execute, space)[0]
+        rows = self.execute(
+            "SELECT last, commits FROM feed WHERE space = ? AND last <= ? ORDER BY last LIMIT ?",
+            (space, upto, COMPACT_ROWS),
+        ).fetchall()
+        for last, commits in rows:
+            asked = [(space, c.actor, c.request_id, c.version) for c in _decode_commits(commits) if c.request_id]
+            self._execute_many("DELETE FROM requests WHERE space = ? AND actor = ? AND id = ? AND version = ?", asked)
+            if last == revision:
+                self.execute("UPDATE feed SET commits = CAST('[]' AS BLOB) WHERE space = ? AND last = ?", (space, last))
+            else:
+                self.execute("DELETE FROM feed WHERE space = ? AND last = ?", (space, last))
+        more = len(rows) == COMPACT_ROWS
+        floor = rows[-1][0] if more else min(upto, revision)
+        self.execute("UPDATE spaces SET floor = max(floor, ?) WHERE id = ?", (floor, space))
+        return more
+
+    def _revive(self, name: str, space: int | None, dropped: bool, now: int) -> int:
+        if space is None:
+            return self._insert(name, "sync", False, now)
+        if dropped:
+            self.execute("UPDATE spaces SET dropped = 0, created_at = ? WHERE id = ?", (now, space))
+        return space
+
+    def _insert(self, name: str, durability: Durability, audit_reads: bool, now: int) -> int:
+        sql = "INSERT INTO spaces VALUES (NULL, ?, ?, ?, 0, ?, 0) RETURNING id"
+        (space,) = first_row(self.execute, sql, (name, durability, audit_reads, now))
+        return int(space)
+
+    def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> None:
+        row = (space, revision, time, last_id, _encode_commits(commits))
+        self.execute("INSERT INTO feed VALUES (?, ?, ?, ?, ?)", row)
+
+    def _charge(self, space: int, usage: dict[tuple[str, str], list[int]]) -> None:
+        rows = [(space, *where, *amount) for where, amount in usage.items() if amount[0] or amount[1]]
+        if rows:
+            self._execute_many(
+                "INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+                "SET keys = keys + excluded.keys, bytes = bytes + excluded.bytes",
+                rows,
+            )

@@ -1,0 +1,186 @@
+"""Everything that can go wrong, ordered by what the caller does next.
+
+    Error
+    ├── Conflict                 re-read, decide again, retry
+    │   └── LockAcquisitionError wait, or do something else
+    ├── LeaseLost                stop: somebody else may own it now
+    ├── NotFound                 it is not there
+    ├── Compacted                read the state afresh, then watch from now
+    ├── InvalidInput             fix the call
+    │   └── IncompatibleStore    open another file, or upgrade
+    ├── AuthenticationFailed     present a valid token
+    ├── AccessDenied             ask for the right
+    ├── RateLimitExceeded        wait `retry_after` seconds
+    ├── QuotaExceeded            delete something, or ask for more
+    ├── Unavailable              nothing was changed: retry later
+    │   └── StorageFull          free some space, then retry
+    ├── DurabilityUnavailable    change the server's setting, or ask for less
+    ├── OutcomeUnknown           look first: retry with the same request id
+    └── Damaged                  restore from a backup
+
+A refusal always raises; no call answers with a boolean that can be overlooked. `code` is the name on the wire,
+`http_status` the status over HTTP, `exit_code` what the command line ends with; docs/errors.md lists them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from holdfast.engine import Entry
+
+
+class Error(Exception):
+    """The root of every error this library raises."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+
+class Conflict(Error):
+    """A condition of the batch did not hold; nothing was changed.
+
+    `key` is the entry whose condition failed, `condition` says which one, `actual` is the entry as it is
+    (None when it is absent).
+    """
+
+    code = "conflict"
+    http_status = 409
+    exit_code = 3
+
+    def __init__(
+        self, message: str, *, key: str | None = None, condition: str | None = None, actual: Entry | None = None
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.condition = condition
+        self.actual = actual
+
+
+class LockAcquisitionError(Conflict):
+    """The lock is held by somebody else and the time to wait is over."""
+
+    code = "already_locked"
+    http_status = 423
+    exit_code = 6
+
+
+class LeaseLost(Error):
+    """The lease behind this work has ended; writes guarded by it are refused."""
+
+    code = "lease_lost"
+    http_status = 409
+    exit_code = 7
+
+
+class NotFound(Error):
+    """What was named does not exist."""
+
+    code = "not_found"
+    http_status = 404
+    exit_code = 4
+
+
+class Compacted(Error):
+    """The feed no longer reaches back to this cursor. Read the state afresh and watch from now."""
+
+    code = "compacted"
+    http_status = 410
+    exit_code = 8
+
+
+class InvalidInput(Error):
+    """The call itself is wrong; repeating it cannot help."""
+
+    code = "invalid_request"
+    http_status = 400
+    exit_code = 2
+
+
+class IncompatibleStore(InvalidInput):
+    """The file or server is not a Holdfast store, or one of a newer version."""
+
+    code = "incompatible_store"
+    http_status = 400
+    exit_code = 9
+
+
+class AuthenticationFailed(Error):
+    """The credential is missing, unknown, expired or revoked."""
+
+    code = "authentication_failed"
+    http_status = 401
+    exit_code = 10
+
+
+class AccessDenied(Error):
+    """The credential is valid, and this operation is not allowed to it."""
+
+    code = "access_denied"
+    http_status = 403
+    exit_code = 11
+
+
+class RateLimitExceeded(Error):
+    """Too many operations; wait `retry_after` seconds."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
+    exit_code = 12
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QuotaExceeded(Error):
+    """The write would exceed what this agent or space may keep. Reads and deletes still work."""
+
+    code = "quota_exceeded"
+    http_status = 507
+    exit_code = 13
+
+
+class Unavailable(Error):
+    """The store cannot serve this now. Nothing was changed; it is safe to retry."""
+
+    code = "unavailable"
+    http_status = 503
+    exit_code = 14
+
+
+class StorageFull(Unavailable):
+    """The disk is full. Nothing was changed; writes work again as soon as there is space."""
+
+    code = "storage_full"
+    http_status = 507
+    exit_code = 15
+
+
+class DurabilityUnavailable(Error):
+    """The store cannot give the durability this space asks for."""
+
+    code = "durability_unavailable"
+    http_status = 503
+    exit_code = 16
+
+
+class OutcomeUnknown(Error):
+    """The commit may or may not have happened. Repeat it with the same request id to find out."""
+
+    code = "outcome_unknown"
+    http_status = 504
+    exit_code = 17
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class Damaged(Error):
+    """Stored data does not match its checksum or its chain; it is not served."""
+
+    code = "damaged"
+    http_status = 500
+    exit_code = 18

@@ -1,0 +1,333 @@
+"""Audit: who did what, when, and proof that nobody rewrote it.
+
+Every commit is in the feed already. The sealer, off the commit path, turns the feed into audit records (secrets
+redacted), packs them into segments and chains the segments by hash:
+
+    audit/log/<first version>   {"after", "upto", "previous", "records": […], "hash"}
+    audit/head                  {"cursor", "hash", "segments", "records"}    where the sealer stands; moves with each segment
+    audit/anchor                {"upto", "hash", "segments"}                  what pruning left of the beginning
+    audit/notes/<id>            a denial or an audited read, appended by whoever refused or read; sealed like a commit
+
+A segment's hash covers its content and the hash before it, so a change, a removal or an insertion anywhere breaks the
+chain from there on. Somebody who can rewrite the whole file can rewrite the whole chain; note the head's hash elsewhere
+and give it to `verify(expect=…)` to exclude that too. Two sealers never fork the chain: the head moves by
+compare-and-set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from itertools import groupby
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.codec import decode, encode
+from holdfast.engine import (
+    SYSTEM_ACTOR,
+    Batch,
+    Change,
+    ChangeSet,
+    Delete,
+    Engine,
+    Entry,
+    Push,
+    Put,
+    cursor_at,
+    cursor_revision,
+)
+from holdfast.errors import Conflict
+from holdfast.keys import subspace_of
+from holdfast.layers.consumer import Consumer
+from holdfast.layers.scope import Scope
+
+HEAD: Final = "audit/head"
+ANCHOR: Final = "audit/anchor"
+LOG: Final = "audit/log/"
+NOTES: Final = "audit/notes/"
+GENESIS: Final = "0" * 64
+SEGMENT_RECORDS_MAX: Final = 500
+SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+SHOWN_BYTES_MAX: Final = 4096
+"""Longer values are told by size and hash."""
+NOTE_TTL_MS: Final = 24 * 3_600_000
+PRUNE_MAX: Final = 100
+PROBLEMS_MAX: Final = 100
+UNAUDITED: Final = frozenset({"audit", "system"})
+"""Subspaces of the store's own book-keeping."""
+
+Outcome = Literal["committed", "expired", "denied", "read", "lost"]
+
+
+class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the audit."""
+
+    version: int
+    at: int
+    actor: str
+    operation: str
+    key: str
+    outcome: Outcome = "committed"
+    request_id: str | None = None
+    value: Any = None
+    size: int = 0
+    reason: str = ""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Consecutive records, and the hash that chains them to what came before."""
+
+    after: int
+    upto: int
+    at: int
+    previous: str
+    records: list[AuditRecord]
+    hash: str = ""
+
+    def digest(self) -> str:
+        body = encode([self.after, self.upto, self.at, self.previous, self.records])
+        return hashlib.sha256(body).hexdigest()
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """What a check of the chain found; sound when there are no problems."""
+
+    segments: int
+    records: int
+    upto: int
+    hash: str
+    problems: list[str]
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+
+class Audit:
+    """The audit of a space, as `space.audit`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._engine: Engine = scope.engine
+        self._space = scope.space
+
+    # --- reading ---
+
+    async def records(
+        self,
+        *,
+        actor: str | None = None,
+        key: str = "",
+        operation: str | None = None,
+        outcome: str | None = None,
+        since: int = 0,
+        until: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[AuditRecord]:
+        """The records in order, sealed and not yet sealed ones. `key` is a prefix, times are milliseconds since 1970.
+
+        With `follow` it goes on with what happens from then on.
+        """
+        upto = 0
+        async for segment in self._segments():
+            upto = segment.upto
+            for record in segment.records:
+                if _matches(record, actor, key, operation, outcome, since, until):
+                    yield record
+        upto = max(upto, await self._floor())
+        async for commit in self._engine.watch(self._space, cursor=cursor_at(upto), live=follow):
+            for record in self._told(commit):
+                if _matches(record, actor, key, operation, outcome, since, until):
+                    yield record
+
+    async def note(self, outcome: Outcome, operation: str, key: str, *, reason: str = "", actor: str | None = None) -> None:
+        """Append what left no commit: a denial, or a read in a space that audits reads."""
+        note = {"actor": actor or self._scope.actor, "operation": operation, "key": key, "outcome": outcome}
+        value = encode({**note, "reason": reason})
+        await self._engine.commit(self._space, Batch(SYSTEM_ACTOR, (Push(NOTES, value, NOTE_TTL_MS),)))
+
+    # --- sealing ---
+
+    async def seal(self) -> int:
+        """Seal everything committed so far; gives the number of records sealed. Safe to run in several processes."""
+        consumer = Consumer(self._engine, self._space, HEAD)
+        sealed = 0
+        while True:
+            cursor = await consumer.load()
+            try:
+                segment = await self._next_segment(cursor, str(consumer.state.get("hash", GENESIS)))
+                if segment is None:
+                    return sealed
+                await self._append(consumer, segment)
+            except Conflict:
+                continue  # another process sealed this part
+            sealed += len(segment.records)
+
+    async def _next_segment(self, cursor: str, previous: str) -> Segment | None:
+        after = upto = cursor_revision(cursor)
+        records: list[AuditRecord] = []
+        size = 0
+        floor = await self._floor()
+        if after < floor:  # the feed was compacted before it was sealed: say so, in the chain
+            now = self._scope.clock.now_ms()
+            lost = AuditRecord(floor, now, SYSTEM_ACTOR, "compact", "", "lost", reason=f"versions {after + 1} to {floor} were not sealed")
+            return _sealed(Segment(after, floor, now, previous, [lost]))
+        async for commit in self._engine.watch(self._space, cursor=cursor, live=False):
+            told = self._told(commit)
+            if told:
+                records.extend(told)
+                upto = commit.version
+                size += sum(record.size for record in told)
+                if len(records) >= SEGMENT_RECORDS_MAX or size >= SEGMENT_BYTES_MAX:
+                    break
+        return _sealed(Segment(after, upto, self._scope.clock.now_ms(), previous, records)) if records else None
+
+    async def _append(self, consumer: Consumer, segment: Segment) -> None:
+        segments, records = consumer.state.get("segments", 0), consumer.state.get("records", 0)
+        await consumer.advance(
+            cursor_at(segment.upto),
+            Put(f"{LOG}{segment.upto:019d}", encode(segment)),
+            hash=segment.hash,
+            segments=segments + 1,
+            records=records + len(segment.records),
+        )
+
+    async def sealed_upto(self) -> int:
+        """The version up to which everything is sealed."""
+        return cursor_revision(await Consumer(self._engine, self._space, HEAD).load())
+
+    # --- pruning and checking ---
+
+    async def prune(self, before: int) -> int:
+        """Remove segments sealed before an instant (milliseconds); the anchor keeps the hash the rest hangs on."""
+        pruned = 0
+        while True:
+            page = await self._engine.scan(self._space, LOG, limit=PRUNE_MAX)
+            old = []
+            for entry in page.entries[:-1] if not page.more else page.entries:  # the newest always stays
+                segment = _segment(entry)
+                if segment.at >= before:
+                    break
+                old.append((entry, segment))
+            if not old:
+                return pruned
+            anchor = Consumer(self._engine, self._space, ANCHOR)
+            await anchor.load()
+            last = old[-1][1]
+            removals = tuple(Delete(entry.key) for entry, _ in old)
+            count = anchor.state.get("segments", 0) + len(old)
+            await anchor.advance(cursor_at(last.upto), *removals, hash=last.hash, segments=count)
+            pruned += len(old)
+
+    async def verify(self, expect: str | None = None) -> Verification:
+        """Recompute the chain from its beginning, or from what pruning left, to the head.
+
+        `expect` is a head hash noted earlier: it must still be part of the chain.
+        """
+        anchor, head = Consumer(self._engine, self._space, ANCHOR), Consumer(self._engine, self._space, HEAD)
+        upto = cursor_revision(await anchor.load())
+        previous = str(anchor.state.get("hash", GENESIS))
+        problems: list[str] = []
+        seen = {previous}
+        segments = records = 0
+        async for segment in self._segments():
+            segments += 1
+            records += len(segment.records)
+            where = f"segment of versions {segment.after + 1} to {segment.upto}"
+            if segment.previous != previous or segment.after != upto:
+                problems.append(f"the {where} does not follow what is before it: something was removed or inserted")
+            if segment.digest() != segment.hash:
+                problems.append(f"the {where} was changed after it was sealed")
+            previous, upto = segment.hash, segment.upto
+            seen.add(previous)
+        await head.load()
+        if str(head.state.get("hash", GENESIS)) != previous:
+            problems.append("the end of the chain does not match its head: the newest segments were removed or replaced")
+        if expect is not None and expect not in seen:
+            problems.append(f"hash {expect} is not part of this chain")
+        problems += await self._compare_with_feed()
+        return Verification(segments, records, upto, previous, problems)
+
+    async def _compare_with_feed(self) -> list[str]:
+        """What the feed still tells must be what was sealed; both are read in order, side by side."""
+        problems: list[str] = []
+        upto, sealed = await self.sealed_upto(), self._sealed_by_version()
+        version, records = await anext(sealed, (0, []))
+        async for commit in self._engine.watch(self._space, cursor=cursor_at(await self._floor()), live=False):
+            told = self._told(commit)
+            if not told or commit.version > upto:
+                continue
+            while version and version < commit.version:
+                version, records = await anext(sealed, (0, []))
+            if version != commit.version or records != told:
+                problems.append(f"version {commit.version} was sealed differently from what the feed tells")
+        return problems[:PROBLEMS_MAX]
+
+    async def _sealed_by_version(self) -> AsyncIterator[tuple[int, list[AuditRecord]]]:
+        async for segment in self._segments():
+            for version, records in groupby(segment.records, key=lambda record: record.version):
+                yield version, list(records)
+
+    # --- in between ---
+
+    async def _floor(self) -> int:
+        found = await self._engine.spaces(self._space)
+        return found[0].feed_floor if found else 0
+
+    async def _segments(self) -> AsyncIterator[Segment]:
+        after: str | None = None
+        while True:
+            page = await self._engine.scan(self._space, LOG, after=after, limit=PRUNE_MAX)
+            for entry in page.entries:
+                yield _segment(entry)
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    def _told(self, commit: ChangeSet) -> list[AuditRecord]:
+        return [record for change in commit.changes if (record := self._record(commit, change)) is not None]
+
+    def _record(self, commit: ChangeSet, change: Change) -> AuditRecord | None:
+        if change.key.startswith(NOTES) and change.op == "push":
+            return AuditRecord(version=commit.version, at=commit.at, **decode(change.value))
+        if subspace_of(change.key) in UNAUDITED:
+            return None
+        value: Any = None
+        if change.value:
+            name = change.key.split("/", 1)[1]
+            if change.size > SHOWN_BYTES_MAX and not self._scope.redaction.is_secret_key(name):
+                value = {"sha256": hashlib.sha256(change.value).hexdigest()}
+            else:
+                value = self._scope.redaction.value(name, decode(change.value))
+        outcome: Outcome = "expired" if change.op == "expire" else "committed"
+        return AuditRecord(
+            commit.version, commit.at, commit.actor, change.op, change.key, outcome, commit.request_id, value, change.size
+        )
+
+
+def _sealed(segment: Segment) -> Segment:
+    return msgspec.structs.replace(segment, hash=segment.digest())
+
+
+def _segment(entry: Entry) -> Segment:
+    return decode(entry.value, Segment)
+
+
+def _matches(
+    record: AuditRecord,
+    actor: str | None,
+    key: str,
+    operation: str | None,
+    outcome: str | None,
+    since: int,
+    until: int | None,
+) -> bool:
+    return (
+        (actor is None or record.actor == actor)
+        and record.key.startswith(key)
+        and (operation is None or record.operation == operation)
+        and (outcome is None or record.outcome == outcome)
+        and record.at >= since
+        and (until is None or record.at < until)
+    )

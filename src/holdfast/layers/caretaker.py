@@ -1,0 +1,150 @@
+"""What a store does by itself: sweep what expired, collect what lists left, seal the audit, forget the old feed.
+
+One task per open store looks after the spaces that were used through it. Expired entries are swept as soon as they are
+due, by whoever notices: that is idempotent. The rest is done by one process at a time: it holds the entry
+`system/caretaker`, which expires LEASE_MS after its last round, so another process takes over when it dies. Two at once
+would be wasteful, not wrong: every step is conditional (`consumer.py`).
+
+The feed is forgotten after its retention, and never before it is sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.clock import Clock
+from holdfast.codec import encode
+from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Delete, Engine, Put, SpaceInfo, Touch, ValueIs, cursor_at
+from holdfast.errors import Conflict, Error
+from holdfast.ids import new_id
+from holdfast.layers.audit import Audit
+from holdfast.layers.collector import collect
+from holdfast.layers.retention import Retention
+
+LEASE: Final = "system/caretaker"
+LEASE_MS: Final = 15_000
+ROUND_MS: Final = 1_000
+SEAL_MS: Final = 2_000
+PRUNE_MS: Final = 600_000
+FORGET_MAX: Final = 100_000
+"""Commits forgotten per round."""
+
+log = logging.getLogger("holdfast.caretaker")
+
+
+class Caretaker:
+    """Looks after spaces in the background; `round` does one round at once."""
+
+    def __init__(self, engine: Engine, clock: Clock, retention: Retention, audit_of: Callable[[str], Audit]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._retention = retention
+        self._audit_of = audit_of
+        self._me = encode(new_id())
+        self._spaces: dict[str, _Progress] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def look_after(self, space: str) -> None:
+        """Include a space from now on."""
+        self._spaces.setdefault(space, _Progress())
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the task, and let go of what it holds so that another process need not wait."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for space, progress in self._spaces.items():
+            if progress.holds_lease:
+                try:
+                    await self._engine.commit(space, Batch(SYSTEM_ACTOR, (Delete(LEASE),), (ValueIs(LEASE, self._me),)))
+                except Error as exc:
+                    log.debug("the caretaker's lease of %s ends by itself: %s", space, exc)
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep_until(self._clock.now_ms() + ROUND_MS)
+            for space in list(self._spaces):
+                try:
+                    await self.round(space)
+                except Error as exc:
+                    log.warning("looking after space %s failed and is tried again: %s", space, exc)
+
+    async def round(self, space: str) -> None:
+        """Do what is due in one space."""
+        found = await self._engine.spaces(space)
+        if not found:
+            return
+        info, progress, now = found[0], self._spaces.setdefault(space, _Progress()), self._clock.now_ms()
+        if info.next_expiry is not None and info.next_expiry <= now:
+            await self._engine.commit(space, Batch(SYSTEM_ACTOR))
+        if info.durability == "volatile":
+            if now - progress.pruned_at >= PRUNE_MS:
+                progress.pruned_at = now
+                await self._forget(info, info.revision, now)
+            return
+        if info.revision != progress.revision and now - progress.sealed_at >= SEAL_MS and await self._hold(space, progress):
+            await self.tidy(space)
+            progress.sealed_at = now
+            progress.revision = await self._revision(space)
+        if now - progress.pruned_at >= PRUNE_MS and await self._hold(space, progress):
+            audit = self._audit_of(space)
+            progress.pruned_at = now
+            await self._forget(info, await audit.sealed_upto(), now)
+            kept_ms = self._retention.ttl_ms("audit_logs")
+            if kept_ms is not None:
+                await audit.prune(now - kept_ms)
+
+    async def tidy(self, space: str) -> None:
+        """Collect and seal, now."""
+        await collect(self._engine, space)
+        await self._audit_of(space).seal()
+
+    async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> None:
+        """Forget the feed that is older than its retention, and not beyond what is sealed.
+
+        Reads only what it is about to forget, and one commit more.
+        """
+        kept_ms = self._retention.ttl_ms("feed")
+        if kept_ms is None:
+            return
+        upto, count = info.feed_floor, 0
+        async for commit in self._engine.watch(info.name, cursor=cursor_at(upto), live=False):
+            if commit.at >= now - kept_ms or commit.version > sealed or count >= FORGET_MAX:
+                break
+            upto, count = commit.version, count + 1
+        if upto > info.feed_floor:
+            await self._engine.compact(info.name, upto)
+
+    async def _hold(self, space: str, progress: _Progress) -> bool:
+        """Take or keep the lease; False when another process has it."""
+        try:
+            if progress.holds_lease:
+                operations = (Touch(LEASE, LEASE_MS),)
+                await self._engine.commit(space, Batch(SYSTEM_ACTOR, operations, (ValueIs(LEASE, self._me),)))
+            else:
+                await self._engine.commit(space, Batch(SYSTEM_ACTOR, (Put(LEASE, self._me, LEASE_MS),), (Absent(LEASE),)))
+        except Conflict:
+            progress.holds_lease = False
+        else:
+            progress.holds_lease = True
+        return progress.holds_lease
+
+    async def _revision(self, space: str) -> int:
+        found = await self._engine.spaces(space)
+        return found[0].revision if found else 0
+
+
+class _Progress:
+    """How far the care of one space has come, in this process."""
+
+    def __init__(self) -> None:
+        self.revision = -1
+        self.sealed_at = 0
+        self.pruned_at = 0
+        self.holds_lease = False

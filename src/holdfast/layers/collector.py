@@ -1,0 +1,75 @@
+"""Collecting what lists and sets leave behind.
+
+When the record that stands for a list or set is deleted, replaced or expires, its items become unreachable at once: the
+next list of that name has another id. The collector reads the feed, and removes the items of every id that is no longer
+the record's. It keeps its position in `system/collector`. Removing twice is harmless, so the items go first and the
+position moves after.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.codec import decode
+from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Change, Delete, Engine
+from holdfast.errors import Compacted
+from holdfast.keys import Subspace
+from holdfast.layers.batch import LIST, RECORDS, SET, record_key
+from holdfast.layers.consumer import Consumer
+from holdfast.layers.records import LISTS, SETS
+
+POSITION: Final = "system/collector"
+_SUBSPACES: Final = {LIST: LISTS, SET: SETS}
+
+
+async def collect(engine: Engine, space: str) -> int:
+    """Remove what the feed since the last time left unreachable; gives the number of entries removed."""
+    consumer = Consumer(engine, space, POSITION)
+    cursor, moved, removed = await consumer.load(), "", 0
+    try:
+        async for commit in engine.watch(space, RECORDS.root, cursor=cursor, live=False):
+            for change in commit.changes:
+                if change.was in _SUBSPACES:
+                    removed += await _remove_dead(engine, space, _SUBSPACES[change.was], change)
+                    moved = commit.cursor
+    except Compacted:
+        removed += await _collect_all(engine, space)
+        found = await engine.spaces(space)
+        moved = f"r{found[0].revision}" if found else ""
+    if moved:
+        await consumer.advance(moved)
+    return removed
+
+
+async def _remove_dead(engine: Engine, space: str, subspace: Subspace, change: Change) -> int:
+    return await _remove_except_current(engine, space, subspace, change.key[len(RECORDS.root) :])
+
+
+async def _remove_except_current(engine: Engine, space: str, subspace: Subspace, name: str) -> int:
+    """Remove the items of all ids but the one the record holds now."""
+    [root] = await engine.get(space, [record_key(name)])
+    current = ""
+    if root is not None and _SUBSPACES.get(root.tag) is subspace:
+        current = subspace.prefix(name, decode(root.value, str))
+    prefix, after, removed = subspace.prefix(name), None, 0
+    while True:
+        page = await engine.scan(space, prefix, after=after, limit=OPERATIONS_MAX)
+        dead = [entry.key for entry in page.entries if not current or not entry.key.startswith(current)]
+        if dead:
+            await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(map(Delete, dead))))
+            removed += len(dead)
+        if not page.more:
+            return removed
+        after = page.entries[-1].key
+
+
+async def _collect_all(engine: Engine, space: str) -> int:
+    """The feed no longer reaches back: look at every list and set there is."""
+    removed = 0
+    for subspace in _SUBSPACES.values():
+        after: str | None = None
+        while (page := await engine.scan(space, subspace.root, after=after, limit=1)).entries:
+            name = subspace.split(page.entries[0].key, 3)[0]
+            removed += await _remove_except_current(engine, space, subspace, name)
+            after = subspace.prefix(name) + "\U0010ffff"
+    return removed

@@ -1,0 +1,419 @@
+"""Records: values under names, with versions, lifetimes, counters, lists and sets.
+
+Keys. A record `orders/1` is the entry `records/orders/1`. A list is a record tagged `list` whose value is the list's
+own id; its items are entries `lists/<name>/<id>/<19 digits>`, in order of arrival. A set is the same with `sets/` and one
+entry per member, named by its canonical JSON (or its hash, when that is long). Appending therefore costs what the item
+costs, never what the list costs, and appends never conflict with each other.
+
+Life. A list's items live and die with its record: they are read through it. Deleting or replacing the record, or letting
+it expire, hides all items at once, because the next list of that name gets another id; the items themselves are removed
+in the background (`collector.py`). A write names its ttl or has none: a later `set` without one makes a record that stays.
+
+How it fails. A refused condition raises Conflict and changes nothing. A read-then-write belongs into `transact`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar, overload
+
+from holdfast.clock import Duration, as_datetime, optional_ms
+from holdfast.codec import decode, encode
+from holdfast.engine import (
+    SCAN_MAX,
+    Absent,
+    Condition,
+    Delete,
+    Entry,
+    Increment,
+    Operation,
+    Push,
+    Put,
+    Receipt,
+    Touch,
+    ValueIs,
+    VersionIs,
+)
+from holdfast.errors import InvalidInput
+from holdfast.ids import new_id
+from holdfast.keys import Subspace, check_prefix
+from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, type_tag
+from holdfast.layers.scope import Scope
+from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
+
+LISTS: Final = Subspace("lists")
+SETS: Final = Subspace("sets")
+MEMBER_BYTES_MAX: Final = 256
+"""A set's member whose JSON is longer than this is named by its hash."""
+ITEMS_MAX: Final = 100
+"""Items or members written by one call."""
+GET_MANY_MAX: Final = 10_000
+
+T = TypeVar("T")
+D = TypeVar("D")
+Items = list
+_UNSET: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record with everything known about it."""
+
+    key: str
+    value: Any
+    version: int
+    owner: str
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime | None
+    type: str | None = None
+    state: str | None = None
+
+
+class Records:
+    """The records of a space, as `space.records`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._engine = scope.engine
+        self._space = scope.space
+
+    # --- reading ---
+
+    @overload
+    async def get(self, key: str) -> Any: ...
+    @overload
+    async def get(self, key: str, default: D) -> Any | D: ...
+    @overload
+    async def get(self, key: str, default: None = None, *, as_type: type[T]) -> T | None: ...
+    @overload
+    async def get(self, key: str, default: D, *, as_type: type[T]) -> T | D: ...
+
+    async def get(self, key: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
+        """The value, or the default. `as_type` reads it as a dataclass, TypedDict, pydantic model or msgspec struct."""
+        [entry] = await self._engine.get(self._space, [record_key(key)])
+        if entry is None:
+            return default
+        if entry.tag:
+            _refuse_collection(entry)
+        return decode(entry.value, as_type)
+
+    async def entry(self, key: str, *, as_type: type[Any] | None = None) -> Record | None:
+        """The record with version, owner, times and expiry; None if there is none."""
+        [entry] = await self._engine.get(self._space, [record_key(key)])
+        return None if entry is None else _record(entry, as_type)
+
+    async def get_many(self, keys: Iterable[str], *, as_type: type[Any] | None = None) -> dict[str, Any]:
+        """The values of those keys that exist, from one snapshot."""
+        names = Items(keys)
+        if len(names) > GET_MANY_MAX:
+            raise InvalidInput(f"get_many reads at most {GET_MANY_MAX:,} keys at once, not {len(names):,}")
+        entries = await self._engine.get(self._space, [record_key(name) for name in names])
+        return {name: _record(entry, as_type).value for name, entry in zip(names, entries, strict=True) if entry}
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is a record, list or set of this name."""
+        [entry] = await self._engine.get(self._space, [record_key(key)])
+        return entry is not None
+
+    async def keys(self, prefix: str = "") -> Items[str]:
+        """The names of all records, lists and sets that begin with the prefix, in order."""
+        return [record.key async for record in self.scan(prefix)]
+
+    async def scan(self, prefix: str = "", *, page: int = 1000, reverse: bool = False) -> AsyncIterator[Record]:
+        """All records under a prefix, page by page; a page is one snapshot. A list or set shows with value None."""
+        root, after = RECORDS.root + check_prefix(prefix), None
+        while True:
+            found = await self._engine.scan(self._space, root, after=after, limit=min(page, SCAN_MAX), reverse=reverse)
+            for entry in found.entries:
+                yield _record(entry, None, collections=True)
+            if not found.more:
+                return
+            after = found.entries[-1].key
+
+    async def size(self) -> int:
+        """How many records, lists and sets there are. Counted as they are written, not by looking."""
+        while True:
+            found = await self._engine.spaces(self._space)
+            if not found:
+                return 0
+            due = found[0].next_expiry
+            if due is None or due > self._scope.clock.now_ms():
+                return sum(usage.keys for usage in found[0].usage if usage.subspace == RECORDS.name)
+            await self._scope.commit(())  # an empty commit sweeps what has expired
+
+    # --- writing ---
+
+    async def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ttl: Duration | None = None,
+        type: str | None = None,
+        state: str | None = None,
+        request_id: str | None = None,
+    ) -> int:
+        """Write a value and give its version. Without a ttl it never expires, unless its type has a retention."""
+        put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
+        if put.tag:
+            put = await self._with_retention(put)
+        receipt = await self._scope.commit((put,), (), request_id)
+        return receipt.version
+
+    async def delete(self, key: str, *, request_id: str | None = None) -> bool:
+        """Remove a record, list or set; tells whether there was one."""
+        receipt = await self._scope.commit((Delete(record_key(key)),), (), request_id)
+        return bool(receipt.results[0])
+
+    async def increment(
+        self, key: str, delta: int = 1, *, ttl: Duration | None = None, request_id: str | None = None
+    ) -> int:
+        """Add to a 64-bit number and give the sum; a record that does not exist counts as 0."""
+        receipt = await self._scope.commit((Increment(record_key(key), delta, optional_ms(ttl)),), (), request_id)
+        return receipt.results[0]  # type: ignore[return-value]
+
+    async def compare_and_swap(
+        self,
+        key: str,
+        value: Any,
+        *,
+        expect: Any = _UNSET,
+        expect_version: int | None = None,
+        ttl: Duration | None = None,
+        type: str | None = None,
+        state: str | None = None,
+        request_id: str | None = None,
+    ) -> int:
+        """Write only if the record holds `expect` (ABSENT: does not exist), or is at `expect_version`; Conflict otherwise."""
+        if (expect is _UNSET) == (expect_version is None):
+            raise InvalidInput("compare_and_swap needs either expect= or expect_version=")
+        name = record_key(key)
+        condition: Condition
+        if expect_version is not None:
+            condition = VersionIs(name, expect_version)
+        elif expect is ABSENT:
+            condition = Absent(name)
+        else:
+            condition = ValueIs(name, encode(expect))
+        put = await self._with_retention(Put(name, encode(value), optional_ms(ttl), type_tag(type, state)))
+        return (await self._scope.commit((put,), (condition,), request_id)).version
+
+    async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
+        """Conditions and operations in one batch: all of it happens, or nothing and a Conflict is raised."""
+        conditions: Items[Condition] = []
+        operations: Items[Operation] = []
+        for part in parts:
+            if isinstance(part, Operation):
+                operations.append(await self._with_retention(part) if isinstance(part, Put) else part)
+            elif isinstance(part, Condition):
+                conditions.append(part)
+            else:
+                raise InvalidInput(f"{part!r:.60} is neither a condition nor an operation; see holdfast.set_, at_least, …")
+        return await self._scope.commit(tuple(operations), tuple(conditions), request_id)
+
+    async def _with_retention(self, put: Put) -> Put:
+        type, state = split_tag(put.tag)
+        if put.ttl_ms is not None or type is None:
+            return put
+        volatile = await self._scope.durability() == "volatile"
+        ttl_ms = self._scope.retention.ttl_ms(type, state, volatile=volatile)
+        return Put(put.key, put.value, ttl_ms, put.tag, put.owner)
+
+    # --- lists and sets ---
+
+    async def append_to_list(self, key: str, *values: Any, ttl: Duration | None = None) -> None:
+        """Add values to the end of a list, together and in this order. A ttl is the whole list's, and only extends."""
+        await self.transact(lambda tx: tx.append_to_list(key, *values, ttl=ttl))
+
+    async def list(self, key: str, *, as_type: type[Any] | None = None) -> Items[Any]:
+        """The values of a list in order; empty if there is none."""
+        return [decode(entry.value, as_type) async for entry in self._children(LISTS, LIST, key)]
+
+    async def add_to_set(self, key: str, *members: Any, ttl: Duration | None = None) -> int:
+        """Add members to a set; gives how many were new. A ttl is the whole set's, and only extends."""
+        return await self.transact(lambda tx: tx.add_to_set(key, *members, ttl=ttl))
+
+    async def remove_from_set(self, key: str, *members: Any) -> int:
+        """Remove members from a set; gives how many were there."""
+        return await self.transact(lambda tx: tx.remove_from_set(key, *members))
+
+    async def members(self, key: str, *, as_type: type[Any] | None = None) -> Items[Any]:
+        """The members of a set, in the order of their JSON; empty if there is none."""
+        return [decode(entry.value, as_type) async for entry in self._children(SETS, SET, key)]
+
+    async def _children(self, subspace: Subspace, kind: str, key: str) -> AsyncIterator[Entry]:
+        [root] = await self._engine.get(self._space, [record_key(key)])
+        if root is None:
+            return
+        prefix, after = subspace.prefix(key, collection_id(root, kind)), None
+        while True:
+            page = await self._engine.scan(self._space, prefix, after=after)
+            for entry in page.entries:
+                yield entry
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    # --- transactions ---
+
+    async def transact(
+        self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX
+    ) -> T:
+        """Run a function that reads and writes through `tx`; all of it happens, or nothing. It may run several times."""
+
+        async def run(transaction: Transaction) -> T:
+            tx = RecordTransaction(self, transaction)
+            answer = await work(tx)
+            transaction.operations = [
+                await self._with_retention(op) if isinstance(op, Put) else op for op in transaction.operations
+            ]
+            return answer
+
+        return await transact(lambda: Transaction(self._scope), run, attempts)
+
+
+class RecordTransaction:
+    """What a function given to `transact` works with: reads are remembered, writes happen at the end or not at all."""
+
+    def __init__(self, records: Records, transaction: Transaction) -> None:
+        self._records = records
+        self._transaction = transaction
+        self._made: dict[str, str] = {}
+        """Lists and sets made by this transaction: key and kind."""
+
+    async def get(self, key: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
+        """The value as this transaction sees it, its own writes included."""
+        name = record_key(key)
+        value = await self._transaction.value(name)
+        if value is None:
+            return default
+        entry = self._transaction._read.get(name)
+        if entry is not None and entry.value is value and entry.tag:
+            _refuse_collection(entry)
+        return decode(value, as_type)
+
+    async def entry(self, key: str, *, as_type: type[Any] | None = None) -> Record | None:
+        """The record as it was before this transaction."""
+        [entry] = await self._transaction.read(record_key(key))
+        return None if entry is None else _record(entry, as_type)
+
+    async def exists(self, key: str) -> bool:
+        return await self._transaction.value(record_key(key)) is not None
+
+    def set(
+        self, key: str, value: Any, *, ttl: Duration | None = None, type: str | None = None, state: str | None = None
+    ) -> None:
+        self._transaction.put(Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state)))
+
+    def delete(self, key: str) -> None:
+        self._transaction.delete(record_key(key))
+
+    def increment(self, key: str, delta: int = 1, *, ttl: Duration | None = None) -> None:
+        self._transaction.increment(Increment(record_key(key), delta, optional_ms(ttl)))
+
+    def require(self, *conditions: Condition) -> None:
+        """Further conditions of the commit, such as `at_least("available", 1)`; one that fails ends the transaction."""
+        self._transaction.conditions.extend(conditions)
+
+    async def append_to_list(self, key: str, *values: Any, ttl: Duration | None = None) -> None:
+        prefix = await self._collection(LISTS, LIST, key, values, ttl)
+        self._transaction.operations.extend(Push(prefix, encode(value)) for value in values)
+
+    async def add_to_set(self, key: str, *members: Any, ttl: Duration | None = None) -> int:
+        prefix = await self._collection(SETS, SET, key, members, ttl)
+        return await self._change_members(prefix, members, adding=True)
+
+    async def remove_from_set(self, key: str, *members: Any) -> int:
+        _check_count(members)
+        [root] = await self._transaction.read(record_key(key))
+        if root is None:
+            return 0
+        return await self._change_members(SETS.prefix(key, collection_id(root, SET)), members, adding=False)
+
+    async def _change_members(self, prefix: str, members: tuple[Any, ...], *, adding: bool) -> int:
+        wanted = {prefix + member_name(value): value for value in map(encode, members)}
+        changed = 0
+        await self._transaction.read(*wanted)
+        for name, value in wanted.items():
+            if (await self._transaction.value(name) is None) == adding:
+                changed += 1
+                if adding:
+                    self._transaction.put(Put(name, value))
+                else:
+                    self._transaction.delete(name)
+        return changed
+
+    async def _collection(
+        self, subspace: Subspace, kind: str, key: str, values: tuple[Any, ...], ttl: Duration | None
+    ) -> str:
+        """The prefix of a list's or set's entries; makes the record that stands for it if there is none."""
+        _check_count(values)
+        name, ttl_ms = record_key(key), optional_ms(ttl)
+        id = await self._transaction.value(name)
+        if id is None:
+            id = encode(new_id())
+            self._transaction.put(Put(name, id, ttl_ms, kind))
+            self._made[name] = kind
+        elif name in self._transaction._written:
+            if self._made.get(name) != kind:
+                raise InvalidInput(f"{key!r} was written by this transaction, and not as a {kind}")
+        else:
+            [root] = await self._transaction.read(name)
+            if root is not None:
+                collection_id(root, kind)
+            if ttl_ms is not None:
+                self._transaction.operations.append(Touch(name, ttl_ms))
+        return subspace.prefix(key, decode(id))
+
+
+def member_name(value: bytes) -> str:
+    """A set's member as the last element of its key."""
+    if len(value) <= MEMBER_BYTES_MAX:
+        return value.decode()
+    return "#" + hashlib.sha256(value).hexdigest()
+
+
+def collection_id(root: Entry, kind: str) -> str:
+    """The id of a list or set, from the record that stands for it."""
+    if root.tag != kind:
+        raise InvalidInput(f"{root.key.removeprefix(RECORDS.root)!r} is {_kind(root)}, not a {kind}")
+    return decode(root.value, str)
+
+
+def _kind(entry: Entry) -> str:
+    return f"a {entry.tag}" if entry.tag in (LIST, SET) else "a record"
+
+
+def _refuse_collection(entry: Entry) -> None:
+    if entry.tag in (LIST, SET):
+        name, read = entry.key.removeprefix(RECORDS.root), "list()" if entry.tag == LIST else "members()"
+        raise InvalidInput(f"{name!r} is {_kind(entry)}; read it with {read}")
+
+
+def _check_count(values: tuple[Any, ...]) -> None:
+    if not 0 < len(values) <= ITEMS_MAX:
+        raise InvalidInput(f"give between 1 and {ITEMS_MAX} values at once, not {len(values)}")
+
+
+def _record(entry: Entry, as_type: type[Any] | None, *, collections: bool = False) -> Record:
+    type, state = split_tag(entry.tag)
+    if collections and entry.tag in (LIST, SET):
+        type, value = entry.tag, None
+    else:
+        _refuse_collection(entry)
+        value = decode(entry.value, as_type)
+    return Record(
+        key=entry.key.removeprefix(RECORDS.root),
+        value=value,
+        version=entry.version,
+        owner=entry.owner,
+        created_at=as_datetime(entry.created_at),
+        updated_at=as_datetime(entry.updated_at),
+        expires_at=None if entry.expires_at is None else as_datetime(entry.expires_at),
+        type=type,
+        state=state,
+    )

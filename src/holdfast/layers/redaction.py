@@ -1,0 +1,62 @@
+"""Secrets stay out of audit, logs and events.
+
+A field is secret when its name says so: `password`, `api_key`, `accessToken`, `client-secret`; a record is secret when
+one of its key's elements does, or when its key matches a pattern given to `open(redact=Redaction(keys=["vault/*"]))`. The
+value of what is secret is replaced; names stay, so that one still sees what was changed. Watchers with the right to read
+see the truth: the feed is not redacted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+from typing import Any, Final
+
+REDACTED: Final = "[redacted]"
+DEPTH_MAX: Final = 64
+SECRET_WORDS: Final = frozenset(
+    "password passwd passphrase pwd secret secrets token credential credentials authorization cookie apikey "
+    "api_key access_key private_key secret_key session_key signing_key encryption_key connection_string".split()
+)
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+class Redaction:
+    """Which names and keys are secret: the defaults, and what is added."""
+
+    def __init__(self, *, fields: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
+        self._words = SECRET_WORDS | {_words(field) for field in fields}
+        self._keys = [re.compile(translate(pattern)) for pattern in keys]
+
+    def is_secret_field(self, name: str) -> bool:
+        words = _words(name).split("_")
+        return any(
+            "_".join(words[start:end]) in self._words
+            for start in range(len(words))
+            for end in range(start + 1, len(words) + 1)
+        )
+
+    def is_secret_key(self, key: str) -> bool:
+        return any(pattern.match(key) for pattern in self._keys) or any(map(self.is_secret_field, key.split("/")))
+
+    def value(self, key: str, value: Any) -> Any:
+        """A record's value as it may be shown."""
+        return REDACTED if self.is_secret_key(key) else self._inside(value, 0)
+
+    def _inside(self, value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            return REDACTED  # too deep to look into, so nobody knows what it holds
+        if isinstance(value, dict):
+            return {
+                name: REDACTED if self.is_secret_field(name) else self._inside(item, depth + 1)
+                for name, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self._inside(item, depth + 1) for item in value]
+        return value
+
+
+def _words(name: str) -> str:
+    """`accessToken`, `access-token` and `ACCESS_TOKEN` are all `access_token`."""
+    return "_".join(word.lower() for word in _WORD.findall(name[:256]))

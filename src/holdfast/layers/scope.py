@@ -1,0 +1,51 @@
+"""On behalf of whom a layer works: the space, the agent, and what every write of it is conditional on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from holdfast.clock import Clock
+from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Receipt
+from holdfast.ids import new_id
+
+if TYPE_CHECKING:
+    from holdfast.layers.redaction import Redaction
+    from holdfast.layers.retention import Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What layers share. `guards` are conditions added to every batch: that is how a lock fences writes."""
+
+    engine: Engine
+    space: str
+    actor: str
+    instance: str
+    clock: Clock
+    retention: Retention
+    redaction: Redaction
+    guards: tuple[Condition, ...] = ()
+    _durability: list[Durability] = field(default_factory=list)
+
+    async def commit(
+        self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
+    ) -> Receipt:
+        """One batch, under the caller's request id or a fresh one."""
+        if self.guards:
+            conditions = (*self.guards, *conditions)
+        batch = Batch(self.actor, operations, conditions, new_id() if request_id is None else request_id)
+        return await self.engine.commit(self.space, batch)
+
+    async def durability(self) -> Durability:
+        """How durable the space is; it never changes while the space lives."""
+        if not self._durability:
+            found = await self.engine.spaces(self.space)
+            if not found:
+                return "sync"
+            self._durability.append(found[0].durability)
+        return self._durability[0]
+
+    def guarded(self, *conditions: Condition) -> Scope:
+        """The same scope, whose every write also needs these conditions to hold."""
+        return replace(self, guards=(*self.guards, *conditions))

@@ -1,0 +1,49 @@
+"""Reads that leave a trace, for spaces that ask for it.
+
+After a read has succeeded, a note of it is appended under `audit/notes/`, from where the sealer takes it into the
+audit. The read is answered only when the note is as durable as the space: an audit that can miss reads is none. That
+makes a read cost a commit; it is meant for spaces where that is the point. The store's own book-keeping is not noted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.codec import encode
+from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Entry, Page, Push
+from holdfast.keys import subspace_of
+from holdfast.middleware.wrapper import Wrapper
+
+NOTES: Final = "audit/notes/"
+NOTE_TTL_MS: Final = 24 * 3_600_000
+UNNOTED: Final = frozenset({"audit", "system"})
+
+
+class AuditedReads(Wrapper):
+    """Notes every get and scan on behalf of one actor."""
+
+    def __init__(self, inner: Engine, actor: str) -> None:
+        super().__init__(inner)
+        self._actor = actor
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        entries = await self.inner.get(space, keys)
+        await self._note(space, "get", [key for key in keys if subspace_of(key) not in UNNOTED])
+        return entries
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        page = await self.inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+        if prefix.split("/", 1)[0] not in UNNOTED:
+            await self._note(space, "scan", [prefix])
+        return page
+
+    async def _note(self, space: str, operation: str, keys: list[str]) -> None:
+        for start in range(0, len(keys), 100):
+            notes = [
+                encode({"actor": self._actor, "operation": operation, "key": key, "outcome": "read"})
+                for key in keys[start : start + 100]
+            ]
+            batch = Batch(SYSTEM_ACTOR, tuple(Push(NOTES, note, NOTE_TTL_MS) for note in notes))
+            await self.inner.commit(space, batch)

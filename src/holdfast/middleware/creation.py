@@ -1,0 +1,50 @@
+"""A space that is created, with the settings its user named, when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from holdfast.engine import Batch, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.middleware.wrapper import Wrapper
+
+
+class CreatedOnFirstUse(Wrapper):
+    """For one space: `create` comes before its first operation, and a different durability is refused there."""
+
+    def __init__(self, inner: Engine, space: str, durability: Durability, audit_reads: bool) -> None:
+        super().__init__(inner)
+        self._space = space
+        self._durability: Durability = durability
+        self._audit_reads = audit_reads
+        self._created = False
+
+    async def _create(self) -> None:
+        if not self._created:
+            await self.inner.create(self._space, self._durability, audit_reads=self._audit_reads)
+            self._created = True
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        await self._create()
+        return await self.inner.commit(space, batch)
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        await self._create()
+        return await self.inner.get(space, keys)
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        await self._create()
+        return await self.inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        await self._create()
+        async for commit in self.inner.watch(space, *prefixes, cursor=cursor, live=live):
+            yield commit
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        if name == self._space:
+            await self._create()
+        return await self.inner.spaces(name)

@@ -1,0 +1,103 @@
+"""What a user holds: a space, seen by one agent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Final, TypeVar
+
+from holdfast.engine import Condition, Operation, Receipt, SpaceInfo, cursor_at
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.layers.audit import Audit
+from holdfast.layers.blobs import Blobs
+from holdfast.layers.records import Records, RecordTransaction
+from holdfast.layers.scope import Scope
+from holdfast.layers.transact import ATTEMPTS_MAX
+from holdfast.layers.watching import RecordChanges, watch_records
+
+T = TypeVar("T")
+
+AGENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}", re.ASCII)
+SPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
+
+
+class Space:
+    """The unit of isolation, of atomic commits and of scale-out. Nothing in one space can see or touch another.
+
+    `records` are its values, `audit` who did what, `blobs` its large data. Get one from `store.space(name, agent=…)`.
+    """
+
+    def __init__(self, scope: Scope, blob_folder: Path) -> None:
+        self._scope = scope
+        self._blob_folder = blob_folder
+        self.records = Records(scope)
+
+    @property
+    def name(self) -> str:
+        """The space's name."""
+        return self._scope.space
+
+    @property
+    def agent(self) -> str:
+        """On whose behalf this view writes; the owner of what it writes."""
+        return self._scope.actor
+
+    @property
+    def instance(self) -> str:
+        """Which instance of the agent this is."""
+        return self._scope.instance
+
+    @cached_property
+    def audit(self) -> Audit:
+        """Every mutation, chained by hash."""
+        return Audit(self._scope)
+
+    @cached_property
+    def blobs(self) -> Blobs:
+        """Large data as content-addressed files."""
+        scope = self._scope
+        return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder, scope.clock)
+
+    async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
+        """Conditions and operations on records in one batch, all or nothing.
+
+        `await space.commit(at_least("available", 1), increment("available", -1), set_("owner", "market"))`
+        """
+        return await self.records.commit(*parts, request_id=request_id)
+
+    async def transact(self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX) -> T:
+        """Run a function that reads and writes through `tx`, all or nothing. It may run several times."""
+        return await self.records.transact(work, attempts=attempts)
+
+    def watch(self, prefix: str = "", *, cursor: str | None = None) -> AsyncIterator[RecordChanges]:
+        """Commits that change records whose name begins with the prefix: live, or from a saved cursor on."""
+        return watch_records(self._scope, prefix, cursor)
+
+    async def cursor(self) -> str:
+        """Where the feed stands now; a watch from here sees everything committed after this call."""
+        found = await self._scope.engine.spaces(self.name)
+        return cursor_at(found[0].revision if found else 0)
+
+    async def info(self) -> SpaceInfo:
+        """How durable the space is, its revision, and who keeps how much in it."""
+        found = await self._scope.engine.spaces(self.name)
+        if not found:
+            raise NotFound(f"there is no space {self.name!r} yet; the first write makes it")
+        return found[0]
+
+    def __repr__(self) -> str:
+        return f"<Space {self.name!r} as {self.agent!r}>"
+
+
+def check_agent(name: str) -> None:
+    if not isinstance(name, str) or AGENT.fullmatch(name) is None:
+        raise InvalidInput(f"an agent's name is letters, digits, '_' and '-', at most 128, not {name!r:.60}")
+    if name == "holdfast":
+        raise InvalidInput("the agent name 'holdfast' belongs to the store itself; choose another")
+
+
+def check_space(name: str) -> None:
+    if not isinstance(name, str) or SPACE.fullmatch(name) is None:
+        raise InvalidInput(f"a space's name is letters, digits, '_', '-' and '.', at most 128, not {name!r:.60}")

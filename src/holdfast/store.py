@@ -1,0 +1,186 @@
+"""A store: where spaces live. `holdfast.open(url)` gives one.
+
+    async with holdfast.open("team.db") as store:
+        space = store.space("contoso", agent="market")
+
+Opening starts the caretaker, closing stops it and finishes what was accepted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine import Durability, Engine, Finding, SpaceInfo, check_durability
+from holdfast.engines.registry import open_engine, split_url
+from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.layers.audit import Audit
+from holdfast.layers.caretaker import Caretaker
+from holdfast.layers.redaction import Redaction
+from holdfast.layers.retention import Retention
+from holdfast.layers.scope import Scope
+from holdfast.layers.transfer import copy_store
+from holdfast.middleware.audited_reads import AuditedReads
+from holdfast.middleware.creation import CreatedOnFirstUse
+from holdfast.space import Space, check_agent, check_space
+
+SYSTEM_SPACE = "_holdfast"
+"""Where the store notes what belongs to no space, such as the deletion of one."""
+
+
+@runtime_checkable
+class _BacksUp(Protocol):
+    """An engine that can make a consistent copy of itself in one step."""
+
+    async def backup(self, target: Path) -> None: ...
+
+
+def open(
+    url: str,
+    *,
+    clock: Clock | None = None,
+    retention: Retention | None = None,
+    redact: Redaction | None = None,
+    blobs: str | Path | None = None,
+    background: bool = True,
+) -> Store:
+    """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
+
+    `url` is a path ("team.db"), or "memory:". `retention` and `redact` change the defaults. `blobs` is the folder for large
+    data, by default beside the file. `background=False` leaves sweeping, sealing and pruning to other processes.
+    """
+    scheme, rest = split_url(url)
+    folder = Path(blobs) if blobs is not None else Path(f"{rest}-blobs") if scheme == "sqlite" else None
+    return Store(url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, background)
+
+
+class Store:
+    """An open store. Made by `holdfast.open`."""
+
+    def __init__(
+        self, url: str, clock: Clock, retention: Retention, redaction: Redaction, blobs: Path | None, background: bool
+    ) -> None:
+        self.url = url
+        self._clock = clock
+        self._retention = retention
+        self._redaction = redaction
+        self._blobs = blobs
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._background = background
+        self._engine: Engine | None = None
+        self._audited: set[str] = set()
+
+    async def __aenter__(self) -> Store:
+        if self._engine is not None:
+            raise InvalidInput("this store is open already")
+        self._engine = await open_engine(self.url, self._clock)
+        self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
+        if self._background:
+            self._caretaker.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Store]:
+        return self.__aenter__().__await__()
+
+    async def close(self) -> None:
+        """Finish what was accepted, stop the background work, let go of the store."""
+        if self._engine is not None:
+            try:
+                await self._caretaker.stop()
+            finally:
+                await self._engine.close()
+            if self._temporary is not None:
+                self._temporary.cleanup()
+                self._temporary = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath."""
+        if self._engine is None:
+            raise Unavailable("the store is not open; use: async with holdfast.open(...) as store")
+        return self._engine
+
+    @cached_property
+    def _caretaker(self) -> Caretaker:
+        return Caretaker(self.engine, self._clock, self._retention, lambda space: Audit(self._scope(space, "holdfast")))
+
+    def space(
+        self,
+        name: str,
+        *,
+        agent: str = "local",
+        instance: str = "1",
+        durability: Durability | None = None,
+        audit_reads: bool = False,
+    ) -> Space:
+        """A space as seen by an agent. It comes into being at its first use.
+
+        `durability` is "sync" (on disk before the reply; the default), "async" or "volatile"; it is fixed when the space
+        is made. `audit_reads` makes every read leave an audit record.
+        """
+        check_space(name)
+        check_agent(agent)
+        check_agent(instance)
+        if durability is not None:
+            check_durability(durability)
+        engine = self.engine
+        if durability is not None or audit_reads:
+            engine = CreatedOnFirstUse(engine, name, durability or "sync", audit_reads)
+        if audit_reads or name in self._audited:
+            self._audited.add(name)
+            engine = AuditedReads(engine, agent)
+        self._caretaker.look_after(name)
+        return Space(self._scope(name, agent, instance, engine), self._blob_folder())
+
+    async def spaces(self) -> list[SpaceInfo]:
+        """Every space, with its durability, revision and usage."""
+        return [info for info in await self.engine.spaces() if not info.name.startswith("_")]
+
+    async def drop_space(self, name: str, *, agent: str = "local") -> None:
+        """Delete a space with all it holds. That it was deleted, and by whom, stays in the store's own audit."""
+        check_space(name)
+        if not await self.engine.spaces(name):
+            raise NotFound(f"there is no space {name!r}")
+        await Audit(self._scope(SYSTEM_SPACE, "holdfast")).note("committed", "drop_space", f"spaces/{name}", actor=agent)
+        await self.engine.drop(name)
+
+    async def tidy(self) -> None:
+        """Do the background work of every space now: sweep, collect, seal, prune."""
+        for info in await self.engine.spaces():
+            await self._caretaker.round(info.name)
+            if info.durability != "volatile":
+                await self._caretaker.tidy(info.name)
+
+    async def backup(self, target: str | Path) -> None:
+        """A consistent copy into a new SQLite file, while others go on writing."""
+        path = Path(target).absolute()
+        if isinstance(self.engine, _BacksUp):
+            await self.engine.backup(path)
+        else:
+            if path.exists():
+                raise InvalidInput(f"{path} exists already; name a file that does not")
+            copy = await open_engine(f"sqlite:{path}", self._clock)
+            try:
+                await copy_store(self.engine, copy)
+            finally:
+                await copy.close()
+
+    async def doctor(self) -> list[Finding]:
+        """What this store guarantees as it is configured, and what is wrong with it."""
+        return await self.engine.inspect()
+
+    def _scope(self, space: str, agent: str, instance: str = "1", engine: Engine | None = None) -> Scope:
+        return Scope(engine or self.engine, space, agent, instance, self._clock, self._retention, self._redaction)
+
+    def _blob_folder(self) -> Path:
+        if self._blobs is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-blobs-")
+            self._blobs = Path(self._temporary.name)
+        return self._blobs
