@@ -123,7 +123,7 @@ def _blocking(original: type, attributes: tuple[str, ...] = ()) -> type[Blocking
     return type(original.__name__, (Blocking,), members)
 
 
-class _KINDS_DOC:  # noqa: N801
+class _KINDS_DOC:
     """An attribute of the original."""
 
 

@@ -32,7 +32,7 @@ class Clock(Protocol):
         ...
 
     async def sleep_until(self, at_ms: int) -> None:
-        """Return when `now_ms()` has reached `at_ms`."""
+        """Return when `now_ms()` has about reached `at_ms`."""
         ...
 
 
@@ -43,7 +43,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     async def sleep_until(self, at_ms: int) -> None:
-        while (left_ms := at_ms - self.now_ms()) > 0:
+        left_ms = at_ms - self.now_ms()
+        if left_ms > 0:
             await asyncio.sleep(left_ms / 1000)
 
 

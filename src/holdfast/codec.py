@@ -78,7 +78,7 @@ def _refuse_nan(value: Any) -> None:
                 stack.extend(getattr(item, name) for name in names)
 
 
-def decode(data: bytes | memoryview | msgspec.Raw, as_type: type[T] | None = None) -> T:
+def decode(data: bytes, as_type: type[T] | None = None) -> T:
     """The value of canonical JSON bytes, as plain Python or as `as_type`."""
     if as_type is None:
         try:
@@ -86,8 +86,9 @@ def decode(data: bytes | memoryview | msgspec.Raw, as_type: type[T] | None = Non
         except msgspec.DecodeError as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     try:
-        if hasattr(as_type, "model_validate_json"):
-            return cast(T, as_type.model_validate_json(bytes(data)))
+        read_pydantic = getattr(as_type, "model_validate_json", None)
+        if read_pydantic is not None:
+            return cast(T, read_pydantic(bytes(data)))
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
     except (msgspec.ValidationError, TypeError, ValueError) as exc:
         name = getattr(as_type, "__name__", str(as_type))

@@ -31,6 +31,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from holdfast.clock import TTL_MS_MAX
 from holdfast.codec import INT64_MAX, INT64_MIN
 from holdfast.errors import Compacted, InvalidInput
 from holdfast.keys import KEY_BYTES_MAX, check_key
@@ -45,6 +46,7 @@ REQUEST_ID_BYTES_MAX: Final = 128
 NAME_BYTES_MAX: Final = 128
 TAKE_MAX: Final = 256
 SCAN_MAX: Final = 10_000
+ID_DIGITS: Final = 19
 REQUEST_WINDOW_MS: Final = 3_600_000
 FEED_WINDOW_MS: Final = 24 * 3_600_000
 
@@ -157,7 +159,7 @@ class Take(msgspec.Struct, frozen=True, tag="take", gc=False):
 
 
 Operation: TypeAlias = Put | Delete | Increment | Touch | Push | Take
-Result: TypeAlias = None | bool | int | str | list[Entry]
+Result: TypeAlias = bool | int | str | list[Entry] | None
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -189,7 +191,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     op: Literal["put", "delete", "increment", "push", "take", "expire"]
     key: str
     exists: bool = True
-    value: msgspec.Raw = msgspec.Raw()
+    value: bytes = b""
     size: int = 0
     owner: str = ""
     tag: str = ""
@@ -370,27 +372,26 @@ def check_batch(batch: Batch) -> int:
         elif isinstance(condition, AtLeast | VersionIs):
             _check_int64(condition.number if isinstance(condition, AtLeast) else condition.version)
     for op in operations:
-        kind = type(op)
-        if kind is Put:
+        if isinstance(op, Put):
             check_key(op.key)
             size += len(op.key) + _check_value(op.key, op.value)
             _check_extras(op.ttl_ms, op.tag)
             if op.owner is not None:
                 check_label(op.owner, "an owner", NAME_BYTES_MAX)
-        elif kind is Delete:
+        elif isinstance(op, Delete):
             check_key(op.key)
-        elif kind is Increment:
+        elif isinstance(op, Increment):
             check_key(op.key)
             _check_int64(op.delta)
             _check_extras(op.ttl_ms, "")
-        elif kind is Push:
+        elif isinstance(op, Push):
             check_prefix(op.prefix)
             size += len(op.prefix) + _check_value(op.prefix, op.value)
             _check_extras(op.ttl_ms, op.tag)
-        elif kind is Touch:
+        elif isinstance(op, Touch):
             check_key(op.key)
             _check_extras(op.ttl_ms, "")
-        elif kind is Take:
+        elif isinstance(op, Take):
             _check_take(op)
         else:
             raise InvalidInput(f"{op!r:.60} is not an operation")
@@ -407,8 +408,8 @@ def check_keys(keys: Iterable[str]) -> None:
 def check_prefix(prefix: str) -> None:
     """A prefix ends in a slash, so that it names whole elements; room is left for an id below it."""
     check_key(prefix)
-    if prefix[-1] != "/" or len(prefix) > KEY_BYTES_MAX - 20:
-        raise InvalidInput(f"prefix {prefix!r:.60} must end in '/' and be shorter than {KEY_BYTES_MAX - 20} bytes")
+    if prefix[-1] != "/" or len(prefix.encode()) > KEY_BYTES_MAX - ID_DIGITS:
+        raise InvalidInput(f"prefix {prefix!r:.60} must end in '/' and leave room for an id of {ID_DIGITS} digits")
 
 
 def _check_value(key: str, value: bytes) -> int:
@@ -422,9 +423,9 @@ def _check_value(key: str, value: bytes) -> int:
 
 
 def _check_extras(ttl_ms: int | None, tag: str) -> None:
-    if ttl_ms is not None and (type(ttl_ms) is not int or ttl_ms <= 0):
-        raise InvalidInput(f"a ttl must be a positive number of milliseconds, not {ttl_ms!r}")
-    if tag:
+    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= TTL_MS_MAX):
+        raise InvalidInput(f"a ttl must be a positive number of milliseconds, at most a hundred years, not {ttl_ms!r:.60}")
+    if tag != "":
         check_label(tag, "a tag", TAG_BYTES_MAX)
 
 
@@ -443,9 +444,16 @@ def _check_take(op: Take) -> None:
     check_keys(key for key in (op.upto, op.source_counter, op.target_counter) if key is not None)
 
 
-def check_scan(prefix: str, after: str | None, limit: int) -> None:
+def check_start(prefix: str) -> None:
+    """The beginning of keys, as scans and watches take it: any text, also a part of a subspace's name."""
+    if type(prefix) is not str:
+        raise InvalidInput(f"a prefix must be text, not {type(prefix).__name__}")
     if prefix:
         check_key(prefix if "/" in prefix[1:] else prefix + "/")
+
+
+def check_scan(prefix: str, after: str | None, limit: int) -> None:
+    check_start(prefix)
     if after is not None:
         check_key(after)
     if type(limit) is not int or not 0 < limit <= SCAN_MAX:

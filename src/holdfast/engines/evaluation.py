@@ -20,15 +20,14 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 import msgspec
-from msgspec import Raw
 
 from holdfast.codec import INT64_MAX, INT64_MIN, integer
 from holdfast.engine import (
     FEED_VALUE_BYTES_MAX,
+    ID_DIGITS,
     REQUEST_WINDOW_MS,
     SYSTEM_ACTOR,
     Absent,
-    AtLeast,
     Batch,
     Change,
     ChangeSet,
@@ -47,7 +46,7 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
-from holdfast.errors import Conflict, InvalidInput
+from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.keys import KEY_BYTES_MAX, subspace_of
 
 SWEEP_MAX: Final = 256
@@ -55,14 +54,15 @@ ID_SHIFT: Final = 20
 """An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 
 _pack = msgspec.msgpack.Encoder().encode
-_NONE: Final = Raw()
+_NONE: Final = Change("put", "").value
+"""No value: the default itself, because only that is omitted when a commit is encoded."""
 
 
 class Stored(ChangeSet, frozen=True, omit_defaults=True):
     """A commit as the feed keeps it: with what is needed to answer a repeated request."""
 
     digest: str = ""
-    results: list[Result] = []
+    results: list[Result] = []  # noqa: RUF012 - msgspec copies it
 
     def receipt(self) -> Receipt:
         return Receipt(self.version, self.at, copied(self.results))
@@ -115,28 +115,37 @@ class Group:
         `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
         """
         digest = ""
+        known_new = known_new and bool(batch.operations)  # a batch without operations is not written
         if batch.request_id is not None:
             digest = digest_of(batch)
-            stored = self._known(batch.actor, batch.request_id, known_new)
-            if stored is not None:
-                if stored.digest != digest:
-                    raise InvalidInput(
-                        f"request id {batch.request_id!r} was used before for another batch; give every request its own id"
-                    )
-                return stored.receipt()
+            receipt = self._known(batch, digest, known_new)
+            if receipt is not None:
+                return receipt
         step = _Step(self, batch)
-        for condition in batch.conditions:
-            step.check(condition)
-        results = [step.perform(op) for op in batch.operations]
+        try:
+            for condition in batch.conditions:
+                step.check(condition)
+            results = [step.perform(op) for op in batch.operations]
+        except Error:
+            # Nothing of it will be written, so only a look-up tells whether it was done before.
+            if not (digest and known_new) or (receipt := self._known(batch, digest, False)) is None:
+                raise
+            return receipt
         return self._accept(step, results, digest)
 
-    def _known(self, actor: str, request_id: str, known_new: bool) -> Stored | None:
-        stored = self._requests.get((actor, request_id))
+    def _known(self, batch: Batch, digest: str, known_new: bool) -> Receipt | None:
+        """The answer to a request that was answered before."""
+        asked = (batch.actor, batch.request_id or "")
+        stored = self._requests.get(asked)
         if stored is None and not known_new:
-            stored = self._state.request(actor, request_id)
+            stored = self._state.request(*asked)
         if stored is None or stored.at <= self.now - REQUEST_WINDOW_MS:
             return None
-        return stored
+        if stored.digest != digest:
+            raise InvalidInput(
+                f"request id {batch.request_id!r} was used before for another batch; give every request its own id"
+            )
+        return stored.receipt()
 
     def _accept(self, step: _Step, results: list[Result], digest: str) -> Receipt:
         if self._due or step.expired:
@@ -232,14 +241,13 @@ class _Step:
 
     def check(self, condition: Condition) -> None:
         entry = self.live(condition.key)
-        kind = type(condition)
-        if kind is VersionIs:
+        if isinstance(condition, VersionIs):
             held = entry is not None and entry.version == condition.version
-        elif kind is Absent:
+        elif isinstance(condition, Absent):
             held = entry is None
-        elif kind is Present:
+        elif isinstance(condition, Present):
             held = entry is not None
-        elif kind is ValueIs:
+        elif isinstance(condition, ValueIs):
             held = entry is not None and entry.value == condition.value
         else:
             held = self._number(condition.key, entry) >= condition.number
@@ -247,24 +255,23 @@ class _Step:
             raise refusal(condition, entry)
 
     def perform(self, op: Operation) -> Result:
-        kind = type(op)
-        if kind is Put:
+        if isinstance(op, Put):
             owner = self.batch.actor if op.owner is None else op.owner
             self._put("put", op.key, op.value, self.live(op.key), owner, self._expiry(op.ttl_ms), op.tag)
             return None
-        if kind is Increment:
+        if isinstance(op, Increment):
             return self._increment(op.key, op.delta, op.ttl_ms)
-        if kind is Delete:
+        if isinstance(op, Delete):
             entry = self.live(op.key)
             if entry is None:
                 return False
             self._remove("delete", entry)
             return True
-        if kind is Push:
+        if isinstance(op, Push):
             key = op.prefix + self._assign_id()
             self._put("push", key, op.value, None, self.batch.actor, self._expiry(op.ttl_ms), op.tag)
             return key
-        if kind is Touch:
+        if isinstance(op, Touch):
             return self._touch(op)
         return self._take(op)
 
@@ -273,7 +280,7 @@ class _Step:
 
     def _assign_id(self) -> str:
         self.last_id = max(self.last_id + 1, self.now << ID_SHIFT)
-        return f"{self.last_id:019d}"
+        return f"{self.last_id:0{ID_DIGITS}d}"
 
     def _number(self, key: str, entry: Entry | None) -> int:
         if entry is None:
@@ -291,7 +298,7 @@ class _Step:
         self.writes[key] = new
         self.replaced.append((old, new))
         size = len(value)
-        shown = Raw(value) if size <= FEED_VALUE_BYTES_MAX else _NONE
+        shown = value if size <= FEED_VALUE_BYTES_MAX else b""
         was = "" if old is None else old.tag
         self.changes.append(Change(op, key, True, shown, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
 
@@ -391,10 +398,9 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
         for condition in batch.conditions:
             keys.add(condition.key)
         for op in batch.operations:
-            kind = type(op)
-            if kind is Take:
+            if isinstance(op, Take):
                 keys.update(key for key in (op.source_counter, op.target_counter) if key is not None)
-            elif kind is not Push:
+            elif not isinstance(op, Push):
                 keys.add(op.key)
     return keys
 
@@ -412,7 +418,6 @@ def refusal(condition: Condition, entry: Entry | None) -> Conflict:
     elif isinstance(condition, ValueIs):
         name, text = "value", f"{key!r} does not hold the expected value: {there}"
     else:
-        assert isinstance(condition, AtLeast)
         found = 0 if entry is None else integer(entry.value)
         name, text = "at_least", f"{key!r} was expected to be at least {condition.number}, but it is {found}"
     return Conflict(text, key=key, condition=name, actual=entry)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from holdfast.engine import ChangeSet, check_key, resume_revision
+from holdfast.engine import ChangeSet, check_start, resume_revision
 
 READ_MAX: Final = 256
 """Commits read at once."""
@@ -37,7 +37,7 @@ async def follow(
 ) -> AsyncIterator[ChangeSet]:
     """The commits that touch the prefixes, from the cursor (or from now) on; without end, if live."""
     for prefix in prefixes:
-        check_key(prefix if "/" in prefix[1:] else prefix + "/")
+        check_start(prefix)
     floor, revision = await feed.bounds()
     position = revision if cursor is None else resume_revision(cursor, floor, revision)
     while True:

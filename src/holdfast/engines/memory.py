@@ -232,7 +232,8 @@ class _Space:
             high = after if high is None else min(high, after)
         elif after is not None and after >= low:
             low, with_low = after, False
-        return self.keys.irange(low, high, (with_low, False), reverse)
+        keys: Iterator[str] = self.keys.irange(low, high, (with_low, False), reverse)
+        return keys
 
     # --- writing ---
 

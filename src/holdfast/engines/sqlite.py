@@ -63,6 +63,7 @@ from holdfast.engines.sqlite_file import (
 )
 from holdfast.engines.sqlite_rows import (
     GET,
+    Execute,
     SpaceState,
     Writer,
     describe,
@@ -72,7 +73,7 @@ from holdfast.engines.sqlite_rows import (
     read_feed,
     select_range,
 )
-from holdfast.errors import Compacted, Error, InvalidInput, Unavailable
+from holdfast.errors import Compacted, Error, InvalidInput, OutcomeUnknown, Unavailable
 
 GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -123,9 +124,9 @@ class SqliteEngine:
         except BaseException:
             self._lock.close()
             raise
-        self._write = self._writer.cursor().execute
+        self._write: Execute = self._writer.cursor().execute
         self._rows = Writer(self._write, self._writer.cursor().executemany)
-        self._read = self._reader.cursor().execute
+        self._read: Execute = self._reader.cursor().execute
         self._synchronous = "sync"
         self._homes: dict[str, _Home] = {}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
@@ -133,7 +134,7 @@ class SqliteEngine:
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._scheduled = False
-        self._in_thread: asyncio.Future[None] | None = None
+        self._in_thread: asyncio.Future[Any] | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sqlite")
         self._failed: str | None = None
         self._closed = False
@@ -174,36 +175,38 @@ class SqliteEngine:
         if not self._queue:
             return
         have_lock = self._lock.try_acquire()
-        if not have_lock or self._queued_bytes > INLINE_BYTES_MAX:
-            self._scheduled = True
-            self._in_thread = self._loop.run_in_executor(self._threads, self._commit_in_thread, have_lock)
-            self._in_thread.add_done_callback(self._thread_done)
-            return
-        self._reply(self._commit_and_release())
-        if self._queue and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        if have_lock and self._queued_bytes <= INLINE_BYTES_MAX:
+            self._reply(self._commit_queued())
+            if self._queue and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+        else:
+            self._start_thread(lambda: self._commit_in_thread(have_lock))
+
+    def _start_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Let the writing thread do a job; until it is done, batches wait in the queue."""
+        self._scheduled = True
+        self._in_thread = running = self._loop.run_in_executor(self._threads, job)
+        running.add_done_callback(self._thread_done)
+        return running
+
+    def _thread_done(self, _: object) -> None:
+        self._in_thread = None
+        self._flush()
 
     def _commit_in_thread(self, have_lock: bool) -> None:
         if not have_lock:
             self._lock.acquire()
-        done = self._commit_and_release()
+        done = self._commit_queued()
         self._loop.call_soon_threadsafe(self._reply, done)
 
-    def _thread_done(self, job: asyncio.Future[None]) -> None:
-        self._in_thread = None
-        self._flush()
-        if not job.cancelled():
-            job.result()
-
-    def _commit_and_release(self) -> list[_Waiting]:
-        """With the lock held: take a group from the queue and commit it. Never raises; outcomes are in the items."""
-        items: list[_Waiting] = []
+    def _commit_queued(self) -> list[_Waiting]:
+        """With the lock held: take a group from the queue, commit it, release the lock. Outcomes are in the items."""
+        items = self._take_group()
         try:
-            items = self._take_group()
             if items:
                 self._commit_group(items)
-        except BaseException as exc:
+        except BaseException as exc:  # whoever waits must hear of it
             for item in items:
                 item.outcome = exc
         finally:
@@ -213,12 +216,12 @@ class SqliteEngine:
     def _take_group(self) -> list[_Waiting]:
         """The oldest batches of the queue: one durability, bounded in number and bytes. Cancelled ones are left out."""
         group: list[_Waiting] = []
-        size = 0
-        while self._queue and len(group) < GROUP_BATCHES_MAX:
-            item = self._queue[0]
+        queue, size = self._queue, 0
+        while queue and len(group) < GROUP_BATCHES_MAX:
+            item = queue[0]
             if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
                 break
-            self._queue.popleft()
+            queue.popleft()
             self._queued_bytes -= item.size
             if not item.reply.cancelled():
                 group.append(item)
@@ -226,59 +229,58 @@ class SqliteEngine:
         return group
 
     def _commit_group(self, items: list[_Waiting]) -> None:
-        self._check_usable()
-        self._set_synchronous(items[0].durability)
         by_space: dict[str, list[_Waiting]] = {}
         for item in items:
             by_space.setdefault(item.space, []).append(item)
         try:
-            if not self._transaction(lambda: self._evaluate(by_space, known_new=True), items):
-                self._transaction(lambda: self._evaluate(by_space, known_new=False), items)
+            try:
+                self._transaction(lambda: self._evaluate(by_space, known_new=True), items[0].durability)
+            except apsw.ConstraintError:  # a request id is not new
+                self._transaction(lambda: self._evaluate(by_space, known_new=False), items[0].durability)
+        except OutcomeUnknown as doubt:
+            for item in items:
+                if isinstance(item.outcome, Receipt):
+                    item.outcome = OutcomeUnknown(str(doubt), request_id=item.batch.request_id)
+                else:  # it was refused, on the strength of what may not have happened
+                    item.outcome = Unavailable(f"the disk that holds {self._path} failed; nothing was changed")
+
+    def _transaction(self, work: Callable[[], T], durability: str = "sync") -> T:
+        """With the lock held: run the work, and commit if it wrote anything. A failure leaves nothing behind, or is in doubt."""
+        self._check_usable()
+        try:
+            self._set_synchronous(durability)
+            self._write("BEGIN IMMEDIATE")
+            before = self._writer.total_changes()
+            try:
+                answer = work()
+            except BaseException:
+                self._rollback()
+                raise
+            if self._writer.total_changes() == before:
+                self._rollback()
+                return answer
+            try:
+                self._write("COMMIT")
+            except apsw.FullError:
+                self._rollback()
+                raise
+            except apsw.Error as exc:
+                self._failed = f"an earlier commit to {self._path} failed on the disk ({exc}); open the store again"
+                with contextlib.suppress(apsw.Error):
+                    self._rollback()
+                raise in_doubt(self._path, exc) from exc
+        except apsw.ConstraintError:
+            raise
         except apsw.Error as exc:
             raise translate(self._path, exc) from exc
-
-    def _transaction(self, work: Callable[[], bool], items: list[_Waiting]) -> bool:
-        """Run the work in a write transaction. False when a request id turned out not to be new; nothing is written then."""
-        self._write("BEGIN IMMEDIATE")
-        try:
-            wrote = work()
-        except apsw.ConstraintError:
-            self._rollback()
-            return False
-        except BaseException:
-            self._rollback()
-            raise
-        if not wrote:
-            self._rollback()
-            return True
-        try:
-            self._write("COMMIT")
-        except apsw.FullError:
-            self._rollback()
-            raise
-        except apsw.Error as exc:
-            self._fail(exc, items)
-            return True
         self._lock.ring()
-        return True
+        return answer
 
     def _rollback(self) -> None:
         if self._writer.in_transaction:
             self._write("ROLLBACK")
 
-    def _fail(self, exc: apsw.Error, items: list[_Waiting]) -> None:
-        """A COMMIT failed on the disk: nobody knows, and nothing more may be written on top of it."""
-        self._failed = f"an earlier commit to {self._path} failed on the disk ({exc}); open the store again"
-        with contextlib.suppress(apsw.Error):
-            self._rollback()
-        for item in items:
-            if isinstance(item.outcome, Receipt):
-                item.outcome = in_doubt(self._path, exc, item.batch.request_id)
-            else:
-                item.outcome = Unavailable(f"the disk that holds {self._path} failed ({exc}); nothing was changed")
-
-    def _evaluate(self, by_space: dict[str, list[_Waiting]], *, known_new: bool) -> bool:
-        wrote = False
+    def _evaluate(self, by_space: dict[str, list[_Waiting]], *, known_new: bool) -> None:
         now = self._clock.now_ms()
         for name, items in by_space.items():
             state = SpaceState(self._write, name)
@@ -297,8 +299,6 @@ class SqliteEngine:
                     item.outcome = exc
             if not group.empty:
                 self._rows.group(state, group, requests_are_new=known_new)
-                wrote = True
-        return wrote
 
     def _reply(self, items: list[_Waiting]) -> None:
         for item in items:
@@ -470,40 +470,17 @@ class SqliteEngine:
                 pass
 
     async def _administer(self, work: Callable[[], T]) -> T:
-        """A write transaction of our own, in the thread, when our turn has come."""
+        """A transaction of our own, in the thread, when our turn has come."""
 
         def run() -> T:
-            self._lock.acquire()
-            try:
-                self._check_usable()
-                self._set_synchronous("sync")
-                self._write("BEGIN IMMEDIATE")
-                try:
-                    answer = work()
-                    self._write("COMMIT")
-                except BaseException:
-                    self._rollback()
-                    raise
-                self._lock.ring()
-                return answer
-            except apsw.Error as exc:
-                raise translate(self._path, exc) from exc
-            finally:
-                self._lock.release()
+            with self._lock:
+                return self._transaction(work)
 
-        answer = await self._exclusively(run)
-        self._wake()
-        return answer
-
-    async def _exclusively(self, job: Callable[[], T]) -> T:
-        """Run a job in the thread that writes, while no group does."""
         while self._in_thread is not None:
             await asyncio.wait([self._in_thread])
-        self._scheduled = True  # groups wait in the queue until `_thread_done`
-        running = self._loop.run_in_executor(self._threads, job)
-        self._in_thread = asyncio.ensure_future(asyncio.wait([running]))  # type: ignore[assignment]
-        self._in_thread.add_done_callback(self._thread_done)  # type: ignore[union-attr]
-        return await asyncio.shield(running)
+        answer = await asyncio.shield(self._start_thread(run))
+        self._wake()
+        return answer
 
     # --- the store as a whole ---
 

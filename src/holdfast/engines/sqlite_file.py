@@ -30,7 +30,7 @@ from typing import Final
 
 import apsw
 
-from holdfast.errors import Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
+from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
 
 APPLICATION_ID: Final = 0x486F6C64  # "Hold"
 SCHEMA_VERSION: Final = 1
@@ -68,7 +68,7 @@ CREATE TABLE entries (
     PRIMARY KEY (space, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX expiries ON entries (space, expires_at) WHERE expires_at IS NOT NULL;
--- One row per group of commits that became durable together; `commits` is a JSON array of them. The newest row of a
+-- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
 -- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
 CREATE TABLE feed (
     space INTEGER NOT NULL,
@@ -103,7 +103,7 @@ CREATE VIEW readable AS
     FROM entries JOIN spaces ON spaces.id = entries.space;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
-"""
+"""  # noqa: S608 - both are numbers of our own
 
 
 def connect(path: Path) -> apsw.Connection:
@@ -262,9 +262,8 @@ class Bell:
         return fd
 
     def _heard(self) -> None:
-        assert self._fd is not None
         with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 65536)
+            os.read(self._fd or -1, 65536)
         self._on_ring()
 
     def close(self) -> None:
@@ -299,8 +298,6 @@ def translate(path: Path, exc: apsw.Error) -> Error:
     if isinstance(exc, apsw.NotADBError):
         return IncompatibleStore(f"{path} is not a SQLite file; nothing was changed")
     if isinstance(exc, apsw.CorruptError):
-        from holdfast.errors import Damaged
-
         return Damaged(f"{path} is damaged ({exc}); restore it from a backup")
     if isinstance(exc, apsw.BusyError | apsw.LockedError):
         return Unavailable(f"{path} has been locked by another program for {BUSY_MS // 1000} s; nothing was changed")
@@ -311,12 +308,11 @@ def translate(path: Path, exc: apsw.Error) -> Error:
     return Unavailable(f"SQLite refused to work on {path}: {exc}")
 
 
-def in_doubt(path: Path, exc: BaseException, request_id: str | None) -> OutcomeUnknown:
+def in_doubt(path: Path, exc: BaseException) -> OutcomeUnknown:
     """A COMMIT that failed on the disk: its frames may or may not survive."""
     return OutcomeUnknown(
         f"writing to the disk that holds {path} failed during a commit ({exc}): it may or may not have happened. "
-        "Check the disk, open the store again and repeat the request with the same request id",
-        request_id=request_id,
+        "Check the disk, open the store again and repeat the request with the same request id"
     )
 
 

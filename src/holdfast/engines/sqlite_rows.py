@@ -26,6 +26,7 @@ GET: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noq
 _PUT: Final = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SPACE: Final = "SELECT id, durability, dropped FROM spaces WHERE name = ?"
 _HEAD: Final = "SELECT last, time, last_id FROM feed WHERE space = ? ORDER BY last DESC LIMIT 1"
+_REVIVE: Final = "UPDATE spaces SET dropped = 0, durability = 'sync', audit_reads = 0, created_at = ? WHERE id = ?"
 _DUE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND expires_at <= ? ORDER BY expires_at, key LIMIT ?"  # noqa: S608
 _REQUEST: Final = (
     "SELECT version, commits FROM requests JOIN feed ON feed.space = requests.space AND last >= version "
@@ -36,9 +37,9 @@ _BATCHED: Final = {
     for count in (2, 8, 64)
 }
 
-_encode_commits = msgspec.json.Encoder().encode
-_decode_commits = msgspec.json.Decoder(list[ChangeSet]).decode
-_decode_stored = msgspec.json.Decoder(list[Stored]).decode
+_encode_commits = msgspec.msgpack.Encoder().encode
+_decode_commits = msgspec.msgpack.Decoder(list[ChangeSet]).decode
+_decode_stored = msgspec.msgpack.Decoder(list[Stored]).decode
 _columns_of = msgspec.structs.astuple
 
 
@@ -247,7 +248,7 @@ class Writer:
             asked = [(space, c.actor, c.request_id, c.version) for c in _decode_commits(commits) if c.request_id]
             self._execute_many("DELETE FROM requests WHERE space = ? AND actor = ? AND id = ? AND version = ?", asked)
             if last == revision:
-                self.execute("UPDATE feed SET commits = CAST('[]' AS BLOB) WHERE space = ? AND last = ?", (space, last))
+                self.execute("UPDATE feed SET commits = ? WHERE space = ? AND last = ?", (_encode_commits([]), space, last))
             else:
                 self.execute("DELETE FROM feed WHERE space = ? AND last = ?", (space, last))
         more = len(rows) == COMPACT_ROWS
@@ -259,7 +260,7 @@ class Writer:
         if space is None:
             return self._insert(name, "sync", False, now)
         if dropped:
-            self.execute("UPDATE spaces SET dropped = 0, created_at = ? WHERE id = ?", (now, space))
+            self.execute(_REVIVE, (now, space))
         return space
 
     def _insert(self, name: str, durability: Durability, audit_reads: bool, now: int) -> int:

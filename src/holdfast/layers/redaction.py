@@ -16,8 +16,9 @@ from typing import Any, Final
 REDACTED: Final = "[redacted]"
 DEPTH_MAX: Final = 64
 SECRET_WORDS: Final = frozenset(
-    "password passwd passphrase pwd secret secrets token credential credentials authorization cookie apikey "
-    "api_key access_key private_key secret_key session_key signing_key encryption_key connection_string".split()
+    {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "token", "credential", "credentials", "cookie"}
+    | {"authorization", "apikey", "api_key", "access_key", "private_key", "secret_key", "session_key", "signing_key"}
+    | {"encryption_key", "connection_string"}
 )
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 

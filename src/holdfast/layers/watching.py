@@ -35,7 +35,7 @@ class RecordChange:
     expires_at: datetime | None
     type: str | None
     state: str | None
-    _raw: msgspec.Raw
+    _raw: bytes
 
     @property
     def value(self) -> Any:
@@ -93,7 +93,7 @@ def _tell(change: Change, actor: str) -> RecordChange | None:
     if actor == SYSTEM_ACTOR:
         return None  # the members of a set that has ended, collected in the background; its end was told already
     member = SETS.split(change.key, 3)[2]
-    raw = msgspec.Raw() if member.startswith("#") else msgspec.Raw(member.encode())
+    raw = b"" if member.startswith("#") else member.encode()
     return _change("remove", msgspec.structs.replace(change, value=raw), _name(SETS, change))
 
 
