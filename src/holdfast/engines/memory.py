@@ -58,8 +58,8 @@ class MemoryEngine:
         home = self._find(space) or self._made(space)
         group = Group(home, self._clock.now_ms())
         receipt = group.evaluate(batch)
-        self._spaces[space] = home  # only now: a refused batch makes no space
         if not group.empty:
+            self._spaces[space] = home  # only now: what is refused, or writes nothing, makes no space
             home.apply(group)
             self._ring(space)
         return receipt

@@ -246,21 +246,22 @@ class Audit:
             problems.append("the end of the chain does not match its head: the newest segments were removed or replaced")
         if expect is not None and expect not in seen:
             problems.append(f"hash {expect} is not part of this chain")
-        problems += await self._compare_with_feed()
+        problems += await self._compare_with_feed(cursor_revision(str(anchor.state.get("cursor", cursor_at(0)))))
         return Verification(segments, records, upto, previous, problems)
 
-    async def _compare_with_feed(self) -> list[str]:
+    async def _compare_with_feed(self, pruned: int) -> list[str]:
         """What the feed still tells must be what was sealed; both are read in order, side by side."""
         problems: list[str] = []
         upto, sealed = await self.sealed_upto(), self._sealed_by_version()
-        version, records = await anext(sealed, (0, []))
-        async for commit in self._engine.watch(self._space, cursor=cursor_at(await self._floor()), live=False):
+        at = await anext(sealed, None)
+        start = max(pruned, await self._floor())
+        async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
             told = self._told(commit)
             if not told or commit.version > upto:
                 continue
-            while version and version < commit.version:
-                version, records = await anext(sealed, (0, []))
-            if version != commit.version or records != told:
+            while at is not None and at[0] < commit.version:
+                at = await anext(sealed, None)
+            if at != (commit.version, told):
                 problems.append(f"version {commit.version} was sealed differently from what the feed tells")
         return problems[:PROBLEMS_MAX]
 

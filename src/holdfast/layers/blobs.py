@@ -253,8 +253,8 @@ class Blobs:
         (3) delete blobs/<sha256>
                                                  commit: refused, puts again         ·
         (4) scan again: still none                                                   ·
-        (5) what is wanted gets its entry                                            ·
-            back, and a new mtime                                                    ·
+        (5) what is wanted gets a new mtime,                                         ·
+            and its entry back                                                       ·
         (6) unlink the rest; unlock                                              renames, commits: blob and entry anew
 
         A kill after (3) leaves a file without entry: (5) or (6) of the next sweep, or a put, make it whole.
@@ -268,10 +268,12 @@ class Blobs:
                 await self._commit(*(Delete(_key(name)) for name in idle))  # (3)
                 wanted |= await self._references(idle)  # (4)
             entries = await self._engine.get(self._space, [_key(name) for name in wanted])
+            await self._io(
+                _refresh, shard, wanted, self._clock.now_ms()
+            )  # (5), mtime first: it covers a commit cut off
             bare = [name for name, entry in zip(wanted, entries, strict=True) if entry is None]
             if bare:
-                await self._commit(*(Put(_key(name), wanted[name]) for name in bare))  # (5)
-            await self._io(_refresh, shard, wanted, self._clock.now_ms())
+                await self._commit(*(Put(_key(name), wanted[name]) for name in bare))
             return await self._io(_unlink, shard, [name for name in idle if name not in wanted])  # (6)
 
     async def _references(self, names: list[str]) -> dict[str, bytes]:

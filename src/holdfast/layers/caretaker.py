@@ -122,18 +122,18 @@ class Caretaker:
             await self._engine.compact(info.name, upto)
 
     async def _hold(self, space: str, progress: _Progress) -> bool:
-        """Take or keep the lease; False when another process has it."""
-        try:
-            if progress.holds_lease:
-                operations = (Touch(LEASE, LEASE_MS),)
-                await self._engine.commit(space, Batch(SYSTEM_ACTOR, operations, (ValueIs(LEASE, self._me),)))
+        """Keep the lease, or take it if it is free; False when another process has it."""
+        keep = Batch(SYSTEM_ACTOR, (Touch(LEASE, LEASE_MS),), (ValueIs(LEASE, self._me),))
+        take = Batch(SYSTEM_ACTOR, (Put(LEASE, self._me, LEASE_MS),), (Absent(LEASE),))
+        for batch in (keep, take) if progress.holds_lease else (take,):
+            try:
+                await self._engine.commit(space, batch)
+            except Conflict:
+                progress.holds_lease = False
             else:
-                await self._engine.commit(space, Batch(SYSTEM_ACTOR, (Put(LEASE, self._me, LEASE_MS),), (Absent(LEASE),)))
-        except Conflict:
-            progress.holds_lease = False
-        else:
-            progress.holds_lease = True
-        return progress.holds_lease
+                progress.holds_lease = True
+                return True
+        return False
 
     async def _revision(self, space: str) -> int:
         found = await self._engine.spaces(space)

@@ -1,0 +1,57 @@
+# Everything happens in .venv, which is made from pyproject.toml on first use and again when that file changes.
+# `make help` lists what there is.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP_QUIET := -qq --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench soak setup tools
+MAKEFLAGS += --no-print-directory
+
+help: ## list these commands
+	@echo "Holdfast. Each command sets up what it needs the first time."
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup ## eight agent processes share a store, some are killed with -9, nothing acknowledged is lost (15 s)
+	@$(BIN)/python examples/demo.py
+
+test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
+	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=10
+
+check: setup ## the static part: lint, format, types, and which module may import which
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "these files are not formatted; run: $(BIN)/ruff format ." >&2; $(BIN)/ruff format --check . >&2; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@out=$$($(BIN)/lint-imports --no-timing 2>&1) || { echo "$$out" >&2; exit 1; }
+	@echo "check: lint, format, types and imports are in order"
+
+bench: setup ## our speed beside a peer's in the same run, as JSON lines
+	@$(BIN)/python -m benchmarks
+
+soak: setup tools ## the suite with its long runs at full size: more rounds, more kills, more operations
+	@HOLDFAST_SOAK=1 $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=10
+
+# --- what the commands above need ---
+
+setup: $(READY)
+
+tools:
+	@scripts/system-packages
+
+# A Python without ensurepip (Debian splits it off) still makes an environment, with the pip it has beside it.
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Holdfast needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/pip || { \
+		echo "making $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+			$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+			$(PYTHON) -m pip --python $(BIN)/python install $(PIP_QUIET) pip; }; }
+	@echo "installing Holdfast and its tools into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,39 @@
+"""Stores for the tests of layers: every test runs on memory and on SQLite, with a clock it moves itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import ManualClock, Space, Store
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else str(tmp_path / "team.db")
+
+
+@pytest.fixture
+async def store(url: str, clock: ManualClock) -> AsyncIterator[Store]:
+    async with holdfast.open(url, clock=clock, background=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def space(store: Store) -> Space:
+    return store.space("contoso", agent="market")
+
+
+async def everything(space: Space) -> tuple[object, ...]:
+    """All a refusal must leave as it was: entries, revision, usage."""
+    engine, info = space._scope.engine, await space._scope.engine.spaces(space.name)
+    page = await engine.scan(space.name, "", limit=10_000)
+    return (page.entries, [(each.revision, each.usage) for each in info])

@@ -1,0 +1,225 @@
+"""Audit: complete, redacted, chained, verified, pruned with an anchor."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import AuditRecord, ManualClock, Redaction, Space, Store
+from holdfast.codec import decode, encode
+from holdfast.engine import Batch, Delete, Put
+from holdfast.layers.audit import HEAD, LOG
+
+
+async def all_records(space: Space, **filters: object) -> list[AuditRecord]:
+    return [record async for record in space.audit.records(**filters)]  # type: ignore[arg-type]
+
+
+async def rewrite(space: Space, key: str, change: object) -> None:
+    """What somebody does who has the file, and no respect."""
+    engine = space._scope.engine
+    [entry] = await engine.get(space.name, [key])
+    assert entry is not None
+    value = decode(entry.value)
+    change(value)  # type: ignore[operator]
+    await engine.commit(space.name, Batch("intruder", (Put(key, encode(value)),)))
+
+
+async def segment_keys(space: Space) -> list[str]:
+    return [entry.key for entry in (await space._scope.engine.scan(space.name, LOG)).entries]
+
+
+async def test_every_mutation_is_recorded_with_who_what_and_when(store: Store, space: Space, clock: ManualClock) -> None:
+    await space.records.set("k", 1, request_id="r-1")
+    clock.advance("1s")
+    await store.space("contoso", agent="risk").records.increment("k", 2)
+    await space.records.delete("k")
+    records = await all_records(space)
+    assert [(r.version, r.actor, r.operation, r.key, r.outcome, r.value) for r in records] == [
+        (1, "market", "put", "records/k", "committed", 1),
+        (2, "risk", "increment", "records/k", "committed", 3),
+        (3, "market", "delete", "records/k", "committed", None),
+    ]
+    assert records[0].request_id == "r-1"
+    assert records[1].at - records[0].at == 1000
+
+
+async def test_sealed_and_unsealed_records_are_one_sequence(space: Space) -> None:
+    for number in range(7):
+        await space.records.set("k", number)
+        if number % 3 == 0:
+            await space.audit.seal()
+    assert [record.value for record in await all_records(space)] == list(range(7))
+    assert (await space.audit.verify()).sound
+
+
+async def test_records_are_filtered(store: Store, space: Space, clock: ManualClock) -> None:
+    await space.records.set("a/1", 1)
+    clock.advance("1h")
+    await store.space("contoso", agent="risk").records.delete("a/1")
+    await space.records.set("b", 1)
+    later = clock.now_ms()
+    assert len(await all_records(space, key="records/a")) == 2
+    assert len(await all_records(space, actor="risk")) == 1
+    assert len(await all_records(space, operation="put")) == 2
+    assert len(await all_records(space, since=later)) == 2
+    assert len(await all_records(space, until=later)) == 1
+    assert await all_records(space, outcome="denied") == []
+
+
+async def test_secrets_are_redacted_in_the_audit_and_true_in_the_feed(space: Space) -> None:
+    await space.records.set("service/api_key", "sk-123")
+    await space.records.set("user", {"name": "x", "accessToken": "t", "nested": [{"Client-Secret": "s", "tokens_used": 5}]})
+    await space.audit.seal()
+    key, user = await all_records(space)
+    assert key.value == "[redacted]"
+    assert user.value == {
+        "name": "x",
+        "accessToken": "[redacted]",
+        "nested": [{"Client-Secret": "[redacted]", "tokens_used": 5}],
+    }
+    page = await space._scope.engine.scan(space.name, "audit/")
+    assert not any(b"sk-123" in entry.value for entry in page.entries)
+    assert await space.records.get("service/api_key") == "sk-123"
+
+
+def test_more_names_and_keys_can_be_declared_secret() -> None:
+    redaction = Redaction(fields=["iban"], keys=["vault/*"])
+    assert redaction.value("k", {"customer_iban": 1, "name": 2}) == {"customer_iban": "[redacted]", "name": 2}
+    assert redaction.value("vault/x", 5) == "[redacted]"
+    assert redaction.value("other", 5) == 5
+
+
+async def test_a_denial_and_a_note_are_part_of_the_chain(space: Space) -> None:
+    await space.records.set("k", 1)
+    await space.audit.note("denied", "Delete", "records/k", reason="role agent", actor="risk")
+    await space.audit.seal()
+    denied = await all_records(space, outcome="denied")
+    assert [(r.actor, r.operation, r.key, r.reason) for r in denied] == [("risk", "Delete", "records/k", "role agent")]
+    assert (await space.audit.verify()).records == 2
+
+
+async def test_reads_are_recorded_where_the_space_asks_for_it(store: Store) -> None:
+    space = store.space("secret", agent="market", audit_reads=True)
+    await space.records.set("k", 1)
+    await space.records.get("k")
+    await space.records.keys("k")
+    again = store.space("secret", agent="risk")  # the space asks, not the caller
+    await again.records.get("k")
+    reads = await all_records(space, outcome="read")
+    assert [(r.actor, r.operation, r.key) for r in reads] == [
+        ("market", "get", "records/k"),
+        ("market", "scan", "records/k"),
+        ("risk", "get", "records/k"),
+    ]
+
+
+async def test_an_untouched_chain_is_sound(space: Space) -> None:
+    for number in range(5):
+        await space.records.set("k", number)
+        await space.audit.seal()
+    verification = await space.audit.verify()
+    assert verification.sound
+    assert (verification.segments, verification.records, verification.upto) == (5, 5, 9)
+    assert (await space.audit.verify(expect=verification.hash)).sound
+
+
+@pytest.mark.parametrize("tampering", ["change", "remove_first", "remove_middle", "remove_last", "forge", "swap"])
+async def test_tampering_is_found(space: Space, tampering: str) -> None:
+    for number in range(4):
+        await space.records.set("k", number)
+        await space.audit.seal()
+    keys, engine = await segment_keys(space), space._scope.engine
+    if tampering == "change":
+        await rewrite(space, keys[1], lambda segment: segment["records"][0].update(actor="nobody"))
+    elif tampering == "forge":  # changed, with a matching hash of its own
+
+        def forge(segment: dict[str, object]) -> None:
+            segment["records"], segment["hash"] = [], "0" * 64
+
+        await rewrite(space, keys[1], forge)
+    elif tampering == "swap":
+        [one, two] = await engine.get(space.name, keys[1:3])
+        assert one
+        assert two
+        await engine.commit(space.name, Batch("intruder", (Put(keys[1], two.value), Put(keys[2], one.value))))
+    else:
+        position = {"remove_first": 0, "remove_middle": 1, "remove_last": -1}[tampering]
+        await engine.commit(space.name, Batch("intruder", (Delete(keys[position]),)))
+    assert not (await space.audit.verify()).sound
+
+
+async def test_a_chain_rewritten_as_a_whole_is_found_by_a_noted_hash(space: Space, clock: ManualClock) -> None:
+    for number in range(2):
+        await space.records.set("k", number)
+    await space.audit.seal()
+    noted = (await space.audit.verify()).hash
+    [key] = await segment_keys(space)
+    engine = space._scope.engine
+    await engine.commit(space.name, Batch("intruder", (Delete(key), Delete(HEAD))))
+    clock.advance("1s")
+    await space.audit.seal()  # a new chain that begins now, consistent in itself
+    assert (await space.audit.verify()).sound
+    assert not (await space.audit.verify(expect=noted)).sound
+
+
+async def test_a_sealed_record_that_differs_from_the_feed_is_found(space: Space) -> None:
+    from holdfast.layers.audit import Segment
+
+    await space.records.set("k", 1)
+    await space.audit.seal()
+    [key] = await segment_keys(space)
+    [entry] = await space._scope.engine.get(space.name, [key])
+    assert entry is not None
+    segment = decode(entry.value, Segment)
+    lie = Segment(segment.after, segment.upto, segment.at, segment.previous, [])
+    forged = Segment(lie.after, lie.upto, lie.at, lie.previous, [], lie.digest())
+    engine = space._scope.engine
+    await engine.commit(space.name, Batch("intruder", (Put(key, encode(forged)),)))
+    await rewrite(space, HEAD, lambda head: head.update(hash=forged.hash))
+    verification = await space.audit.verify()
+    assert any("differently from what the feed tells" in problem for problem in verification.problems)
+
+
+async def test_pruning_leaves_an_anchor_the_rest_hangs_on(space: Space, clock: ManualClock) -> None:
+    for number in range(6):
+        await space.records.set("k", number)
+        await space.audit.seal()
+        clock.advance("1d")
+    assert await space.audit.prune(clock.now_ms() - 3 * 86_400_000 + 1) == 4
+    verification = await space.audit.verify()
+    assert verification.sound
+    assert verification.segments == 2
+    keys = await segment_keys(space)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[0]),)))
+    assert not (await space.audit.verify()).sound
+
+
+async def test_two_sealers_do_not_fork_the_chain(space: Space) -> None:
+    for number in range(30):
+        await space.records.set("k", number)
+    await asyncio.gather(*(space.audit.seal() for _ in range(4)))
+    verification = await space.audit.verify()
+    assert verification.sound
+    assert verification.records == 30
+
+
+async def test_feed_lost_before_it_was_sealed_is_told(space: Space) -> None:
+    for number in range(4):
+        await space.records.set("k", number)
+    await space._scope.engine.compact(space.name, 3)
+    await space.audit.seal()
+    records = await all_records(space)
+    assert [record.outcome for record in records] == ["lost", "committed"]
+    assert "versions 1 to 3" in records[0].reason
+
+
+async def test_following_goes_on_with_what_happens(space: Space) -> None:
+    await space.records.set("k", 0)
+    follow = space.audit.records(follow=True)
+    assert (await asyncio.wait_for(anext(follow), 10)).value == 0
+    waiting = asyncio.ensure_future(anext(follow))
+    await asyncio.sleep(0)
+    await space.records.set("k", 1)
+    assert (await asyncio.wait_for(waiting, 10)).value == 1

@@ -1,0 +1,147 @@
+"""What a store does by itself: sweeping, collecting, sealing, forgetting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import holdfast
+from holdfast import ManualClock, Retention, Space, Store
+from holdfast.engine import cursor_at
+from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
+from holdfast.layers.records import LISTS, SETS
+
+
+async def count(space: Space, prefix: str) -> int:
+    return len((await space._scope.engine.scan(space.name, prefix)).entries)
+
+
+async def settle(space: Space, reached: object) -> None:
+    """Let the background task run until something holds; bounded."""
+    for _ in range(2000):
+        if await reached():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("the caretaker did not get there")
+
+
+async def test_the_background_task_sweeps_what_expired(url: str, clock: ManualClock) -> None:
+    async with holdfast.open(url, clock=clock) as store:
+        space = store.space("s")
+        start = await space.cursor()
+        await space.records.set("k", 1, ttl="5s")
+        watch = space.watch(cursor=start)
+        await anext(watch)
+        expiry = asyncio.ensure_future(anext(watch))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        clock.advance("6s")
+        assert [change.op for change in await asyncio.wait_for(expiry, 10)] == ["expire"]
+
+
+async def test_the_background_task_seals(url: str, clock: ManualClock) -> None:
+    async with holdfast.open(url, clock=clock) as store:
+        space = store.space("s")
+        await space.records.set("k", 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        clock.advance("5s")
+
+        async def sealed() -> bool:
+            return await space.audit.sealed_upto() >= 1
+
+        await settle(space, sealed)
+        assert (await space.audit.verify()).sound
+
+
+async def test_items_of_ended_lists_and_sets_are_collected(store: Store, space: Space, clock: ManualClock) -> None:
+    await space.records.append_to_list("deleted", *range(100))
+    await space.records.append_to_list("deleted", *range(100))
+    await space.records.add_to_set("expired", *range(50), ttl="10s")
+    await space.records.append_to_list("replaced", 1)
+    await space.records.append_to_list("kept", 1)
+    await space.records.append_to_list("again", 1)
+    await space.records.delete("deleted")
+    await space.records.delete("again")
+    await space.records.append_to_list("again", 2)
+    await space.records.set("replaced", "now a record")
+    clock.advance("11s")
+    await store.tidy()
+    await store.tidy()
+    assert await count(space, LISTS.root) == 2
+    assert await count(space, SETS.root) == 0
+    assert await space.records.list("kept") == [1]
+    assert await space.records.list("again") == [2]
+    usage = {(each.subspace): each.keys for each in (await space.info()).usage}
+    assert usage["lists"] == 2
+
+
+async def test_nothing_is_left_behind_when_the_feed_was_forgotten_first(store: Store, space: Space) -> None:
+    await space.records.append_to_list("a", *range(10))
+    await space.records.append_to_list("b", 1)
+    await space.records.delete("a")
+    await space._scope.engine.compact(space.name, (await space.info()).revision)
+    await store.tidy()
+    assert await count(space, LISTS.root) == 1
+
+
+async def test_the_feed_is_forgotten_after_its_retention_and_never_unsealed(store: Store, space: Space, clock: ManualClock) -> None:
+    caretaker = store._caretaker
+    await space.records.set("old", 1)
+    clock.advance("23h")
+    await space.records.set("young", 1)
+    await caretaker.round(space.name)
+    assert (await space.info()).feed_floor == 0
+    clock.advance("2h")
+    await caretaker.round(space.name)
+    floor = (await space.info()).feed_floor
+    assert floor >= 1
+    told = [c async for c in space._scope.engine.watch(space.name, "records/", cursor=cursor_at(floor), live=False)]
+    assert [change.key for commit in told for change in commit.changes] == ["records/young"]
+    assert await space.audit.sealed_upto() >= floor
+    assert (await space.audit.verify()).sound
+
+
+async def test_audit_is_pruned_after_its_retention(url: str, clock: ManualClock) -> None:
+    retention = Retention(durable={"audit_logs": {"default": "2d"}})
+    async with holdfast.open(url, clock=clock, retention=retention, background=False) as store:
+        space = store.space("s")
+        for _ in range(4):
+            await space.records.set("k", 1)
+            await store.tidy()
+            clock.advance("1d")
+        clock.advance(PRUNE_MS / 1000)
+        await store._caretaker.round("s")
+        verification = await space.audit.verify()
+        assert verification.sound
+        assert verification.segments == 1
+
+
+async def test_one_caretaker_at_a_time_and_another_takes_over(store: Store, space: Space, clock: ManualClock) -> None:
+    one = store._caretaker
+    other = type(one)(store.engine, clock, Retention(), lambda name: space.audit)
+    await space.records.set("k", 1)
+    await one.round(space.name)
+    clock.advance(SEAL_MS / 1000)
+    await space.records.set("k", 2)
+    await other.round(space.name)
+    [held] = await store.engine.get(space.name, [LEASE])
+    assert held is not None
+    assert held.value == one._me
+    clock.advance("16s")
+    await space.records.set("k", 3)
+    await other.round(space.name)
+    [held] = await store.engine.get(space.name, [LEASE])
+    assert held is not None
+    assert held.value == other._me
+
+
+async def test_closing_lets_go_of_the_lease(tmp_path: object, clock: ManualClock) -> None:
+    path = f"{tmp_path}/team.db"
+    async with holdfast.open(path, clock=clock, background=False) as store:
+        await store.space("s").records.set("k", 1)
+        await store._caretaker.round("s")
+        [held] = await store.engine.get("s", [LEASE])
+        assert held is not None
+    async with holdfast.open(path, clock=clock, background=False) as store:
+        [held] = await store.engine.get("s", [LEASE])
+        assert held is None
