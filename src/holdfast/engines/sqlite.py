@@ -55,6 +55,7 @@ from holdfast.engines.sqlite_file import (
     POLL_S,
     Bell,
     FileLock,
+    ForeignFile,
     connect,
     in_doubt,
     prepare,
@@ -121,6 +122,9 @@ class SqliteEngine:
             with translating(path):
                 self._writer = connect(path)
                 self._reader = connect(path)
+        except ForeignFile:
+            self._lock.remove()
+            raise
         except BaseException:
             self._lock.close()
             raise

@@ -106,6 +106,10 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """  # noqa: S608 - both are numbers of our own
 
 
+class ForeignFile(IncompatibleStore):
+    """The file is no Holdfast store of any version, so nobody uses the lock files beside it."""
+
+
 def connect(path: Path) -> apsw.Connection:
     """A connection to an existing store, set up as every one must be."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -139,13 +143,12 @@ def _check_or_create(connection: apsw.Connection, path: Path) -> None:
             raise IncompatibleStore(
                 f"{path} was written by a newer holdfast (schema {schema}, this one knows {SCHEMA_VERSION}); upgrade holdfast"
             )
+        _use_wal(connection, path)  # a backup comes without
         return
     if application != 0 or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None:
-        raise IncompatibleStore(f"{path} is a SQLite file of another program, not a Holdfast store; nothing was changed")
+        raise ForeignFile(f"{path} is a SQLite file of another program, not a Holdfast store; nothing was changed")
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode is None or mode[0] != "wal":
-        raise Unavailable(f"{path} is on a file system that cannot share memory between processes; use a local disk")
+    _use_wal(connection, path)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -156,6 +159,12 @@ def _check_or_create(connection: apsw.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
         raise
     sync_folder(path.parent)
+
+
+def _use_wal(connection: apsw.Connection, path: Path) -> None:
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if mode != [("wal",)]:
+        raise Unavailable(f"{path} is on a file system that cannot share memory between processes; use a local disk")
 
 
 def sync_folder(folder: Path) -> None:
@@ -171,6 +180,9 @@ class FileLock:
     """The turn to write, between processes. Not for use by two threads at once."""
 
     def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise InvalidInput(f"{path} is a folder; name a file in it")
+        self._path = path
         self._lock = _open_beside(path, "-lock")
         try:
             self._turn = _open_beside(path, "-turn")
@@ -206,6 +218,13 @@ class FileLock:
     def close(self) -> None:
         os.close(self._lock)
         os.close(self._turn)
+
+    def remove(self) -> None:
+        """Close, and leave nothing beside a file that turned out to be no store."""
+        self.close()
+        for suffix in ("-lock", "-turn"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._path}{suffix}")
 
     def __enter__(self) -> FileLock:
         self.acquire()
@@ -296,7 +315,7 @@ def translate(path: Path, exc: apsw.Error) -> Error:
     if isinstance(exc, apsw.FullError):
         return StorageFull(f"the disk that holds {path} is full; nothing was changed. Free some space and try again")
     if isinstance(exc, apsw.NotADBError):
-        return IncompatibleStore(f"{path} is not a SQLite file; nothing was changed")
+        return ForeignFile(f"{path} is not a SQLite file; nothing was changed")
     if isinstance(exc, apsw.CorruptError):
         return Damaged(f"{path} is damaged ({exc}); restore it from a backup")
     if isinstance(exc, apsw.BusyError | apsw.LockedError):

@@ -1,0 +1,225 @@
+"""Bad input: a typed error, a sentence a person can act on, and nothing changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Error, IncompatibleStore, InvalidInput, Retention, Space, Store, Unavailable
+from tests.layers.conftest import everything
+
+BAD_KEYS = {
+    "empty": "",
+    "nul": "a\0b",
+    "surrogate": "a\ud800",
+    "too long": "x" * 513,
+    "too long in bytes": "ä" * 257,
+    "a megabyte": "x" * 1_000_000,
+    "a number": 5,
+    "bytes": b"k",
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS.keys())
+async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
+    await space.records.set("k", 1)
+    before = await everything(space)
+    records = space.records
+    calls = [
+        lambda: records.set(key, 1),
+        lambda: records.get(key),
+        lambda: records.entry(key),
+        lambda: records.get_many(["k", key]),
+        lambda: records.exists(key),
+        lambda: records.delete(key),
+        lambda: records.increment(key),
+        lambda: records.compare_and_swap(key, 1, expect=1),
+        lambda: records.append_to_list(key, 1),
+        lambda: records.add_to_set(key, 1),
+        lambda: records.remove_from_set(key, 1),
+        lambda: records.list(key),
+        lambda: records.members(key),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput) as caught:
+            await call()
+        assert len(str(caught.value)) < 200
+    assert await everything(space) == before
+
+
+@pytest.mark.parametrize("key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"])
+async def test_an_odd_key_is_a_key(space: Space, key: str) -> None:
+    await space.records.set(key, 1)
+    assert await space.records.keys() == [key]
+    assert await space.records.keys(key[:1]) == [key]
+    assert await space.records.delete(key)
+
+
+BAD_TTLS = [0, -1, 0.0, -0.5, "0s", "-5s", "", "soon", "5 minutes", "1h30m", float("nan"), float("inf"), True, [], timedelta(0), 10**12]
+
+
+@pytest.mark.parametrize("ttl", BAD_TTLS, ids=repr)
+async def test_a_bad_ttl_is_refused(space: Space, ttl: Any) -> None:
+    await space.records.set("k", 1, ttl="1h")
+    before = await everything(space)
+    for call in (space.records.set, space.records.append_to_list, space.records.add_to_set, space.records.increment):
+        with pytest.raises(InvalidInput, match="ttl"):
+            await call("k", 1, ttl=ttl)  # type: ignore[operator]
+    assert await everything(space) == before
+
+
+@pytest.mark.parametrize("ttl", [1, 0.25, "90s", "250ms", "5m", "1h", "7d", " 2 h ", "1.5h", timedelta(minutes=1)], ids=repr)
+async def test_a_good_ttl_is_accepted(space: Space, ttl: Any) -> None:
+    await space.records.set("k", 1, ttl=ttl)
+    assert (await space.records.entry("k")).expires_at is not None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("delta", [1.5, "1", 2**63, None, True], ids=repr)
+async def test_a_bad_delta_is_refused(space: Space, delta: Any) -> None:
+    before = await everything(space)
+    with pytest.raises(InvalidInput, match="64-bit"):
+        await space.records.increment("n", delta)
+    assert await everything(space) == before
+
+
+async def test_too_many_operations_are_refused(space: Space) -> None:
+    with pytest.raises(InvalidInput, match="at most 128 operations"):
+        await space.commit(*(holdfast.set_(f"k{number}", 1) for number in range(129)))
+    with pytest.raises(InvalidInput, match="between 1 and 100"):
+        await space.records.append_to_list("l", *range(101))
+    with pytest.raises(InvalidInput, match="between 1 and 100"):
+        await space.records.append_to_list("l")
+    with pytest.raises(InvalidInput, match="16,777,216"):
+        await space.commit(*(holdfast.set_(f"k{number}", "x" * 9_000_000) for number in range(2)))
+    assert await space.records.keys() == []
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "a/b", "-x", "x" * 129, "a\0", None, 5, "holdfast"], ids=repr)
+def test_a_bad_agent_is_refused(store: Store, name: Any) -> None:
+    with pytest.raises(InvalidInput, match="agent"):
+        store.space("s", agent=name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "_system", "a/b", ".x", "x" * 129, None], ids=repr)
+def test_a_bad_space_name_is_refused(store: Store, name: Any) -> None:
+    with pytest.raises(InvalidInput, match="space"):
+        store.space(name)
+
+
+def test_a_bad_durability_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidInput, match="volatile, async, sync"):
+        store.space("s", durability="eventual")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("type", "state"), [(None, "failed"), ("a:b", None), ("a", "b:c"), ("", None)])
+async def test_a_bad_type_or_state_is_refused(space: Space, type: str | None, state: str | None) -> None:
+    with pytest.raises(InvalidInput):
+        await space.records.compare_and_swap("k", 1, expect=1, type=type, state=state)
+    with pytest.raises(InvalidInput):
+        holdfast.set_("k", 1, type=type, state=state)
+
+
+def test_a_bad_retention_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="needs a 'default'"):
+        Retention(durable={"mine": {"done": "1h"}})
+    with pytest.raises(InvalidInput, match="retention of mine/default"):
+        Retention(durable={"mine": {"default": "0s"}})
+
+
+# --- stores ---
+
+
+async def refused(url: Any, kind: type[Error]) -> str:
+    with pytest.raises(kind) as caught:
+        async with holdfast.open(url):
+            pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "  ", None, 5, "redis+x://host", "mysql://host/db", "memory:x", "sqlite:", "a\0b"], ids=repr)
+async def test_a_wrong_url_is_refused(url: Any) -> None:
+    await refused(url, InvalidInput)
+
+
+async def test_an_unknown_scheme_names_the_ways_that_exist() -> None:
+    message = await refused("mysql://host/db", InvalidInput)
+    assert "memory:" in message
+    assert "path" in message
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    assert "does not exist" in await refused(str(tmp_path / "no" / "team.db"), InvalidInput)
+    assert "folder" in await refused(str(tmp_path), InvalidInput)
+
+
+async def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    text, foreign = tmp_path / "notes.txt", tmp_path / "foreign.db"
+    text.write_text("just some text, long enough to be no empty database " * 50)
+    with sqlite3.connect(foreign) as other:
+        other.execute("CREATE TABLE t (x)")
+    other.close()
+    before = text.read_bytes(), foreign.read_bytes()
+    assert "not a SQLite file" in await refused(str(text), IncompatibleStore)
+    assert "another program" in await refused(str(foreign), IncompatibleStore)
+    assert (text.read_bytes(), foreign.read_bytes()) == before
+    assert sorted(tmp_path.iterdir()) == [foreign, text]
+
+
+async def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "team.db"
+    async with holdfast.open(str(path)) as store:
+        await store.space("s").records.set("k", 1)
+    with sqlite3.connect(path) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    assert "upgrade holdfast" in await refused(str(path), IncompatibleStore)
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None and os.geteuid() == 0, reason="needs setpriv to give up root")
+async def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
+    """Root may write everywhere, so the test runs as somebody else where it has to."""
+    import subprocess
+    import sys
+
+    folder = tmp_path / "sealed"
+    folder.mkdir()
+    folder.chmod(0o555)
+    script = (
+        "import asyncio, holdfast\n"
+        "async def main():\n"
+        "    async with holdfast.open(%r): pass\n"
+        "try: asyncio.run(main())\n"
+        "except holdfast.Unavailable as exc: print('told:', exc)\n" % str(folder / "team.db")
+    )
+    for parent in [tmp_path, *tmp_path.parents]:
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    command = [sys.executable, "-c", script]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "Permission denied" in done.stderr and "holdfast" not in done.stdout:
+        pytest.skip("another user cannot run this Python")
+    assert "check the folder and its permissions" in done.stdout, done
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_store_that_is_not_open_or_closed_says_so(tmp_path: Path) -> None:
+    store = holdfast.open(str(tmp_path / "team.db"))
+    with pytest.raises(Unavailable, match="not open"):
+        store.space("s")
+    async with store:
+        space = store.space("s")
+        with pytest.raises(InvalidInput, match="open already"):
+            await store
+    for call in (space.records.get("k"), space.records.set("k", 1), space.records.keys()):
+        with pytest.raises(Unavailable, match="closed"):
+            await call

@@ -1,0 +1,145 @@
+"""Stores: durability per space, sharing a file, dropping, backup, copy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import InvalidInput, ManualClock, NotFound, Space, Store, Unavailable
+from holdfast.engine import SpaceInfo
+
+
+async def test_a_file_is_shared_by_several_stores(tmp_path: Path) -> None:
+    path = str(tmp_path / "team.db")
+    async with holdfast.open(path) as one, holdfast.open(f"sqlite:{path}") as two:
+        await one.space("s").records.set("k", 1)
+        assert await two.space("s").records.get("k") == 1
+        await asyncio.gather(
+            *(store.space("s").records.increment("n") for store in (one, two) for _ in range(50))
+        )
+        assert await one.space("s").records.get("n") == 100
+        assert (await one.space("s").info()).revision == 101
+
+
+async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
+    path = str(tmp_path / "team.db")
+    async with holdfast.open(path) as store:
+        version = await store.space("s").records.set("k", 1)
+        await store.space("s").records.append_to_list("l", 1, 2)
+    async with holdfast.open(path) as store:
+        entry = await store.space("s").records.entry("k")
+        assert entry is not None
+        assert (entry.value, entry.version) == (1, version)
+        assert await store.space("s").records.list("l") == [1, 2]
+        assert await store.space("s").records.set("k", 2) > version + 1
+
+
+async def test_durability_is_fixed_when_a_space_is_made(store: Store) -> None:
+    await store.space("a", durability="async").records.set("k", 1)
+    await store.space("v", durability="volatile").records.set("k", 1)
+    await store.space("s").records.set("k", 1)
+    assert {info.name: info.durability for info in await store.spaces()} == {"a": "async", "v": "volatile", "s": "sync"}
+    assert await store.space("a").records.get("k") == 1
+    assert await store.space("v", durability="volatile").records.get("k") == 1
+    with pytest.raises(InvalidInput, match="exists with durability 'async'"):
+        await store.space("a", durability="sync").records.get("k")
+
+
+async def test_volatile_spaces_live_in_the_process_and_never_reuse_a_version(tmp_path: Path, clock: ManualClock) -> None:
+    path = str(tmp_path / "team.db")
+    async with holdfast.open(path, clock=clock) as store:
+        space = store.space("scratch", durability="volatile")
+        await space.records.set("k", 1)
+        entry = await space.records.entry("k")
+        assert entry is not None
+    clock.advance("1s")
+    async with holdfast.open(path, clock=clock) as store:
+        space = store.space("scratch")
+        assert (await space.info()).durability == "volatile"
+        assert await space.records.get("k") is None
+        assert await space.records.set("k", 2) > entry.version
+
+
+async def test_a_dropped_space_is_gone_and_noted_and_its_versions_do_not_come_back(store: Store) -> None:
+    space = store.space("s", agent="market")
+    for number in range(5):
+        last = await space.records.set("k", number)
+    await store.drop_space("s", agent="admin")
+    assert await store.spaces() == []
+    assert await space.records.get("k") is None
+    with pytest.raises(NotFound):
+        await space.info()
+    with pytest.raises(NotFound):
+        await store.drop_space("s")
+    assert await space.records.set("k", 1) > last
+    [noted] = [info for info in await store.engine.spaces() if info.name == "_holdfast"]
+    assert isinstance(noted, SpaceInfo)
+
+
+async def test_a_backup_is_a_store_of_its_own(store: Store, space: Space, tmp_path: Path) -> None:
+    for number in range(50):
+        await space.records.set(f"k{number}", number)
+    await space.records.append_to_list("l", 1)
+    target = tmp_path / "backup.db"
+    await store.backup(target)
+    await space.records.set("later", 1)
+    async with holdfast.open(str(target)) as copy:
+        there = copy.space("contoso")
+        assert await there.records.size() == 51
+        assert await there.records.list("l") == [1]
+        assert await there.records.get("later") is None
+        assert (await there.records.entry("k7")).version == 8  # type: ignore[union-attr]
+        assert all(finding.level != "error" for finding in await copy.doctor())
+    with pytest.raises(InvalidInput, match="exists already"):
+        await store.backup(target)
+
+
+async def test_a_backup_is_consistent_while_others_write(tmp_path: Path) -> None:
+    async with holdfast.open(str(tmp_path / "team.db")) as store:
+        space = store.space("s")
+
+        async def write() -> None:
+            for _ in range(100):
+                await space.commit(holdfast.increment("a"), holdfast.increment("b", -1))
+
+        async def back_up() -> None:
+            for number in range(3):
+                await store.backup(tmp_path / f"{number}.db")
+
+        await asyncio.gather(write(), back_up())
+        for number in range(3):
+            async with holdfast.open(str(tmp_path / f"{number}.db")) as copy:
+                values = await copy.space("s").records.get_many(["a", "b"])
+                assert values.get("a", 0) == -values.get("b", 0)
+
+
+async def test_the_doctor_finds_a_healthy_store_healthy(tmp_path: Path) -> None:
+    async with holdfast.open(str(tmp_path / "team.db")) as store:
+        await store.space("s").records.set("k", 1)
+        findings = {finding.subject: finding for finding in await store.doctor()}
+        assert {finding.level for finding in findings.values()} <= {"ok", "note"}
+        assert "fsync" in findings["durability sync"].message
+
+
+async def test_a_store_used_after_a_fork_says_so(tmp_path: Path) -> None:
+    async with holdfast.open(str(tmp_path / "team.db"), background=False) as store:
+        space = store.space("s")
+        await space.records.set("k", 1)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:  # no event loop may run here: step the coroutine by hand
+            try:
+                space._scope.engine._check_usable()  # type: ignore[attr-defined]
+                answer = b"served"
+            except Unavailable as exc:
+                answer = str(exc).encode()
+            os.write(write, answer)
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        assert b"before a fork" in os.read(read, 1000)
+        os.close(read)

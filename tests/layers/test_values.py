@@ -1,0 +1,161 @@
+"""Values: typed in, typed out; what cannot be stored is refused with a sentence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, TypedDict
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+
+from holdfast import Damaged, InvalidInput, Space
+from holdfast.codec import decode, encode, integer
+from tests.layers.conftest import everything
+
+
+@dataclass
+class Leg:
+    symbol: str
+    size: int
+
+
+@dataclass
+class Order:
+    id: int
+    legs: list[Leg]
+    at: datetime
+
+
+class Position(TypedDict):
+    symbol: str
+    size: float
+
+
+class Signal(msgspec.Struct):
+    agent: str
+    strength: float | None = None
+
+
+class Portfolio(pydantic.BaseModel):
+    owner: str
+    cash: Decimal
+    id: UUID
+
+
+@dataclass
+class Mixed:
+    portfolio: Portfolio
+    signal: Signal
+
+
+ORDER = Order(1, [Leg("MSFT", 5)], datetime(2026, 1, 2, tzinfo=UTC))
+PORTFOLIO = Portfolio(owner="x", cash=Decimal("10.50"), id=UUID(int=7))
+
+
+@pytest.mark.parametrize(
+    ("value", "as_type"),
+    [
+        (ORDER, Order),
+        ({"symbol": "MSFT", "size": 1.5}, Position),
+        (Signal("risk", 0.5), Signal),
+        (PORTFOLIO, Portfolio),
+        (Mixed(PORTFOLIO, Signal("risk")), Mixed),
+        ([ORDER, ORDER], list[Order]),
+        (b"bytes", bytes),
+        (datetime(2026, 1, 2, tzinfo=UTC), datetime),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+async def test_a_typed_value_is_read_back_as_its_type(space: Space, value: Any, as_type: type[Any]) -> None:
+    await space.records.set("k", value)
+    assert await space.records.get("k", as_type=as_type) == value
+    entry = await space.records.entry("k", as_type=as_type)
+    assert entry is not None
+    assert entry.value == value
+    await space.records.append_to_list("l", value, value)
+    assert await space.records.list("l", as_type=as_type) == [value, value]
+
+
+async def test_a_value_of_another_type_is_refused_when_read(space: Space) -> None:
+    await space.records.set("k", {"symbol": 5})
+    for as_type in (Order, Position, Signal, Portfolio):
+        with pytest.raises(InvalidInput, match=f"not a {as_type.__name__}"):
+            await space.records.get("k", as_type=as_type)
+
+
+class Stranger:
+    pass
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (math.nan, "JSON has no such number"),
+        (math.inf, "JSON has no such number"),
+        ({"a": [1, None, {"b": -math.inf}]}, "JSON has no such number"),
+        ([None, Signal("x", math.nan)], "JSON has no such number"),
+        (object(), "cannot be stored"),
+        ({"a": Stranger()}, "cannot be stored"),
+        (print, "cannot be stored"),
+        ("\ud800", "lone surrogate"),
+        ({"\udfff": 1}, "lone surrogate"),
+        ({1: "integer keys"}, "str keys"),
+        (nested(100_000), "nested too deeply"),
+    ],
+    ids=["nan", "inf", "nested-inf", "struct-nan", "object", "class", "function", "surrogate", "key", "int-key", "deep"],
+)
+async def test_what_json_cannot_say_is_refused_and_nothing_changes(space: Space, value: Any, why: str) -> None:
+    await space.records.set("k", 1)
+    before = await everything(space)
+    for write in (space.records.set, space.records.append_to_list, space.records.add_to_set):
+        with pytest.raises(InvalidInput, match=why):
+            await write("k2", value)
+    assert await everything(space) == before
+
+
+async def test_a_value_that_contains_itself_is_refused(space: Space) -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(InvalidInput, match="contains itself"):
+        await space.records.set("k", value)
+
+
+async def test_a_value_over_the_limit_is_refused_and_the_limit_itself_is_not(space: Space) -> None:
+    limit = 10 * 1024 * 1024
+    await space.records.set("fits", "x" * (limit - 2))
+    before = await space.records.keys()
+    with pytest.raises(InvalidInput, match="Keep large data as a blob"):
+        await space.records.set("k", "x" * (limit - 1))
+    assert await space.records.keys() == before
+
+
+def test_the_encoding_is_canonical() -> None:
+    assert encode({"b": 1, "a": [1.0, "ä", None, True]}) == '{"a":[1.0,"ä",null,true],"b":1}'.encode()
+    assert encode(1) != encode(1.0)
+
+
+@pytest.mark.parametrize("data", [b"01", b"-0", b"1.0", b"1e3", b"+1", b" 1", b"", b'"1"', b"9223372036854775808", b"-9223372036854775809", "١".encode()])
+def test_only_canonical_64_bit_decimals_are_numbers(data: bytes) -> None:
+    assert integer(data) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_every_64_bit_integer_is_a_number(number: int) -> None:
+    assert integer(encode(number)) == number
+
+
+def test_bytes_that_are_no_json_are_damage() -> None:
+    with pytest.raises(Damaged):
+        decode(b"{")
