@@ -51,10 +51,7 @@ def encode(value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
         raise InvalidInput(f"the value cannot be stored as JSON: {exc}") from exc
     # NaN and infinity come out as null: only then is it worth looking for them.
-    if data == b"null":
-        if value is not None:
-            raise InvalidInput(f"{value!r} cannot be stored: JSON has no such number")
-    elif b"null" in data:
+    if b"null" in data and value is not None:
         _refuse_nan(value)
     return data
 
@@ -82,7 +79,8 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
     """The value of canonical JSON bytes, as plain Python or as `as_type`."""
     if as_type is None:
         try:
-            return cast(T, _decode(data))
+            value: Any = _decode(data)
+            return value  # type: ignore[no-any-return]
         except msgspec.DecodeError as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     try:

@@ -345,6 +345,8 @@ def resume_revision(cursor: str, floor: int, revision: int) -> int:
 
 def check_label(value: str, what: str, limit: int) -> None:
     """Actors, owners, tags and request ids: short text without control characters."""
+    if type(value) is str and len(value) <= limit and value.isascii() and value.isprintable():
+        return
     if type(value) is not str or not value.isprintable() or len(value) > limit or len(value.encode()) > limit:
         raise InvalidInput(f"{what} must be printable text of at most {limit} bytes, not {value!r:.60}")
 
@@ -375,7 +377,8 @@ def check_batch(batch: Batch) -> int:
         if isinstance(op, Put):
             check_key(op.key)
             size += len(op.key) + _check_value(op.key, op.value)
-            _check_extras(op.ttl_ms, op.tag)
+            if op.ttl_ms is not None or op.tag != "":
+                _check_extras(op.ttl_ms, op.tag)
             if op.owner is not None:
                 check_label(op.owner, "an owner", NAME_BYTES_MAX)
         elif isinstance(op, Delete):

@@ -1,7 +1,7 @@
-"""Unique names that sort by the time they were made.
+"""Unique names, cheap to make, that sort in the order one process makes them.
 
-A request id is `<milliseconds><process><counter>` in hexadecimal: unique by its process part (random, drawn anew after
-a fork) and its counter, and ordered by time so that an index of them grows at its end.
+An id is `<milliseconds><process><counter>` in hexadecimal: when the process began to make ids, a random part (drawn anew
+after a fork), and a counter. Ids of one process ascend, so an index of them grows in one place.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class _Source:
         self.renew()
 
     def renew(self) -> None:
-        self.process = secrets.token_hex(5)
-        self.counter = itertools.count(secrets.randbelow(0x10000))
+        self.prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
+        self.counter = itertools.count()
 
 
 _source = _Source()
@@ -28,4 +28,4 @@ if hasattr(os, "register_at_fork"):
 
 def new_id() -> str:
     """A fresh id, 30 characters."""
-    return f"{time.time_ns() // 1_000_000:012x}{_source.process}{next(_source.counter):08x}"
+    return f"{_source.prefix}{next(_source.counter):08x}"

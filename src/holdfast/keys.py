@@ -21,6 +21,8 @@ NAME_BYTES_MAX: Final = 512
 
 def check_key(key: str) -> None:
     """Refuse what cannot be a key of an engine."""
+    if type(key) is str and len(key) <= KEY_BYTES_MAX and key.isascii() and "\0" not in key and key.find("/") > 0:
+        return
     if type(key) is not str:
         raise InvalidInput(f"a key must be text, not {type(key).__name__}")
     if key.isascii():

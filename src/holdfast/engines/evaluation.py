@@ -154,7 +154,9 @@ class Group:
         if step.changes or (digest and batch.operations):
             self.revision = step.revision
             self.last_id = step.last_id
-            kept = copied(results) if digest else []  # only a repeated request asks for them
+            kept = results if digest else []  # only a repeated request asks for them
+            if step.took:
+                kept = copied(kept)
             stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, digest, kept)
             self.commits.append(stored)
             if batch.request_id is not None:
@@ -166,11 +168,6 @@ class Group:
         for old, new in step.replaced:
             self._account(old, new)
         return Receipt(self.revision, self.now, results)
-
-    @property
-    def next_revision(self) -> int:
-        """What the next batch gets: one is kept free before it while there is an expiry to tell of first."""
-        return self.revision + (2 if self._due else 1)
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
         """Tell of what has expired, in a commit before the group's first.
@@ -214,18 +211,20 @@ class Group:
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
-    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "writes")
+    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "took", "writes")
 
     def __init__(self, group: Group, batch: Batch) -> None:
         self.group = group
         self.batch = batch
         self.now = group.now
-        self.revision = group.next_revision
+        # One number is kept free before the batch's while there is an expiry to tell of first.
+        self.revision = group.revision + (2 if group._due else 1)
         self.last_id = group.last_id
         self.writes: dict[str, Entry | None] = {}
         self.changes: list[Change] = []
         self.replaced: list[tuple[Entry | None, Entry | None]] = []
         self.expired: dict[str, Entry] = {}
+        self.took = False
 
     def live(self, key: str) -> Entry | None:
         """The entry as this batch sees it; an expired one is not there."""
@@ -296,8 +295,9 @@ class _Step:
         now = self.now
         new = Entry(key, value, self.revision, owner, now if old is None else old.created_at, now, expires_at, tag)
         self.writes[key] = new
-        self.replaced.append((old, new))
         size = len(value)
+        if old is None or old.owner != owner or len(old.value) != size:
+            self.replaced.append((old, new))
         shown = value if size <= FEED_VALUE_BYTES_MAX else b""
         was = "" if old is None else old.tag
         self.changes.append(Change(op, key, True, shown, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
@@ -334,6 +334,7 @@ class _Step:
         return expires_at
 
     def _take(self, op: Take) -> list[Entry]:
+        self.took = True
         taken = self._first_live(op.source, op.n, op.upto)
         moved: list[Entry] = []
         for old in taken:

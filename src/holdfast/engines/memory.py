@@ -110,6 +110,10 @@ class MemoryEngine:
         return [self._info(each, home) for each in names if (home := self._find(each)) is not None]
 
     async def drop(self, space: str) -> None:
+        self.forget(space)
+
+    def forget(self, space: str) -> None:
+        """What `drop` does, at once."""
         home = self._find(space)
         if home is not None:
             del self._spaces[space]
@@ -246,7 +250,9 @@ class _Space:
             self.commits.append(commit)
             if commit.request_id is not None:
                 self.requests[commit.actor, commit.request_id] = commit
-        self.revision, self.last_id, self.time = group.revision, group.last_id, group.now
+        self.revision, self.last_id = group.revision, group.last_id
+        if group.commits:
+            self.time = group.now
         if len(self.commits) > COMMITS_MAX * 1.1:
             self.compact(self.commits[-COMMITS_MAX - 1].version)
 

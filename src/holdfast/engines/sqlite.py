@@ -44,7 +44,6 @@ from holdfast.engine import (
     SpaceInfo,
     check_batch,
     check_durability,
-    check_keys,
     check_scan,
 )
 from holdfast.engines import sqlite_doctor
@@ -75,6 +74,7 @@ from holdfast.engines.sqlite_rows import (
     select_range,
 )
 from holdfast.errors import Compacted, Error, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.keys import check_key
 
 GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -96,11 +96,18 @@ class _Waiting(msgspec.Struct, eq=False):
     outcome: Receipt | BaseException | None = None
 
 
+class _Moved(Exception):
+    """The space was dropped and made anew, with another durability, since this process looked."""
+
+
 class _Home(msgspec.Struct):
     """What this process remembers of a space."""
 
     id: int
     durability: Durability
+    created_at: int
+    seen: int
+    """`data_version` when it was looked up."""
 
 
 class SqliteEngine:
@@ -132,6 +139,8 @@ class SqliteEngine:
         self._rows = Writer(self._write, self._writer.cursor().executemany)
         self._read: Execute = self._reader.cursor().execute
         self._synchronous = "sync"
+        self._states: dict[str, SpaceState] = {}
+        self._data_version = -1
         self._homes: dict[str, _Home] = {}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
@@ -151,14 +160,10 @@ class SqliteEngine:
     async def commit(self, space: str, batch: Batch) -> Receipt:
         size = check_batch(batch)
         home = self._home(space)
-        if home is None:
-            durability: Durability = "sync"
-        elif home.durability == "volatile":
+        if home is not None and home.durability == "volatile":
             return await self._volatile.commit(space, batch)
-        else:
-            durability = home.durability
         reply: asyncio.Future[Receipt] = self._loop.create_future()
-        self._queue.append(_Waiting(space, durability, batch, size, reply))
+        self._queue.append(_Waiting(space, "sync" if home is None else home.durability, batch, size, reply))
         self._queued_bytes += size
         if not self._scheduled:
             # The first to come commits for all: it lets whoever is ready queue up too, then takes them along.
@@ -166,10 +171,15 @@ class SqliteEngine:
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
+                reply.cancel()
                 self._loop.call_soon(self._flush)
                 raise
             self._flush()
-        return await reply
+        try:
+            return await reply
+        except _Moved:
+            self._homes.pop(space, None)
+            return await self.commit(space, batch)
 
     def _flush(self) -> None:
         """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread."""
@@ -236,11 +246,15 @@ class SqliteEngine:
         by_space: dict[str, list[_Waiting]] = {}
         for item in items:
             by_space.setdefault(item.space, []).append(item)
+        states, self._states = self._states, {}  # kept only if all goes well
         try:
             try:
-                self._transaction(lambda: self._evaluate(by_space, known_new=True), items[0].durability)
+                done = self._transaction(lambda: self._evaluate(by_space, states, known_new=True), items[0].durability)
             except apsw.ConstraintError:  # a request id is not new
-                self._transaction(lambda: self._evaluate(by_space, known_new=False), items[0].durability)
+                done = self._transaction(lambda: self._evaluate(by_space, {}, known_new=False), items[0].durability)
+            states.update((state.name, state) for state, _ in done)
+            dead = {state.name for state, group in done if not state.keep(group)}
+            self._states = {name: state for name, state in states.items() if name not in dead}
         except OutcomeUnknown as doubt:
             for item in items:
                 if isinstance(item.outcome, Receipt):
@@ -284,14 +298,21 @@ class SqliteEngine:
         if self._writer.in_transaction:
             self._write("ROLLBACK")
 
-    def _evaluate(self, by_space: dict[str, list[_Waiting]], *, known_new: bool) -> None:
+    def _evaluate(
+        self, by_space: dict[str, list[_Waiting]], states: dict[str, SpaceState], *, known_new: bool
+    ) -> list[tuple[SpaceState, Group]]:
+        """Evaluate and write the batches of each space. `states` are what earlier groups left, if nobody else wrote since."""
+        [(version,)] = self._write("PRAGMA data_version").fetchall()
+        if version != self._data_version:
+            self._data_version = version
+            states.clear()
         now = self._clock.now_ms()
+        done: list[tuple[SpaceState, Group]] = []
         for name, items in by_space.items():
-            state = SpaceState(self._write, name)
+            state = states.get(name) or SpaceState(self._write, name)
             if state.id is not None and not state.dropped and state.durability != items[0].durability:
                 for item in items:
-                    item.outcome = Unavailable(f"space {name!r} was created anew with another durability; try again")
-                self._homes.pop(name, None)
+                    item.outcome = _Moved()
                 continue
             if len(items) > 1 or len(items[0].batch.operations) > 1:
                 state.fetch(keys_of(item.batch for item in items))
@@ -303,6 +324,8 @@ class SqliteEngine:
                     item.outcome = exc
             if not group.empty:
                 self._rows.group(state, group, requests_are_new=known_new)
+            done.append((state, group))
+        return done
 
     def _reply(self, items: list[_Waiting]) -> None:
         for item in items:
@@ -324,12 +347,15 @@ class SqliteEngine:
     # --- reads ---
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        check_keys(keys)
-        home = self._home(space)
-        if home is None:
-            return [None] * len(keys)
-        if home.durability == "volatile":
-            return await self._volatile.get(space, keys)
+        for key in keys:
+            check_key(key)
+        home = self._homes.get(space)
+        if home is None or home.durability == "volatile":
+            home = self._home(space)
+            if home is None:
+                return [None] * len(keys)
+            if home.durability == "volatile":
+                return await self._volatile.get(space, keys)
         try:
             if len(keys) == 1:
                 rows = self._read(GET, (home.id, keys[0])).fetchall()
@@ -382,15 +408,29 @@ class SqliteEngine:
         return max(self._clock.now_ms(), head_of(self._read, space)[1])
 
     def _home(self, space: str) -> _Home | None:
-        """The space, if it exists. Ids never change, so they are looked up once."""
-        home = None if self._closed else self._homes.get(space)
-        if home is None:
-            self._check_usable()
-            with translating(self._path):
-                row = first_row(self._read, "SELECT id, durability FROM spaces WHERE name = ? AND NOT dropped", (space,))
-            if row is None:
-                return None
-            home = self._homes[space] = _Home(*row)
+        """The space, if it exists.
+
+        Ids never change, so they are looked up once. That a durable space was dropped and made anew shows at its next
+        commit. Only a volatile one, which is not in the file, must be asked about whenever the file has changed.
+        """
+        home = self._homes.get(space)
+        if home is None or (home.durability == "volatile" and home.seen != self._reader.pragma("data_version")):
+            return self._look_up(space, home)
+        return home
+
+    def _look_up(self, space: str, known: _Home | None) -> _Home | None:
+        self._check_usable()
+        with translating(self._path), self._snapshot():
+            seen = self._reader.pragma("data_version")
+            sql = "SELECT id, durability, created_at FROM spaces WHERE name = ? AND NOT dropped"
+            row = first_row(self._read, sql, (space,))
+        if known is not None and known.durability == "volatile" and (row is None or row[1:] != (known.durability, known.created_at)):
+            self._volatile.forget(space)
+        if row is None:
+            self._homes.pop(space, None)
+            return None
+        id, durability, created_at = row
+        home = self._homes[space] = _Home(id, durability, created_at, seen)
         return home
 
     def _check_usable(self) -> None:
@@ -478,6 +518,7 @@ class SqliteEngine:
 
         def run() -> T:
             with self._lock:
+                self._states = {}
                 return self._transaction(work)
 
         while self._in_thread is not None:
@@ -517,6 +558,7 @@ class SqliteEngine:
             else:
                 await asyncio.sleep(0)
         self._closed = True
+        self._homes.clear()
         if self._poller is not None:
             self._poller.cancel()
         if self._bell is not None:

@@ -21,6 +21,11 @@ Execute = Callable[..., Any]
 COMPACT_ROWS: Final = 64
 """Feed rows removed per transaction."""
 
+KNOWN_MAX: Final = 4096
+"""Entries remembered of a space; more, and it is read afresh."""
+KNOWN_BYTES_MAX: Final = 4096
+"""Longer values are not remembered."""
+
 COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
 GET: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
 _PUT: Final = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -56,6 +61,12 @@ def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
     """A space's revision, time and last assigned id."""
     row: tuple[int, int, int] | None = first_row(execute, _HEAD, (space,))
     return (0, 0, 0) if row is None else row
+
+
+def next_expiry(execute: Execute, space: int) -> int | None:
+    """When the first entry of a space expires."""
+    (at,) = first_row(execute, "SELECT min(expires_at) FROM entries WHERE space = ? AND expires_at IS NOT NULL", (space,))
+    return None if at is None else int(at)
 
 
 def fetch(execute: Execute, space: int, keys: list[str]) -> list[Entry]:
@@ -116,15 +127,16 @@ def _describe_one(
 ) -> SpaceInfo:
     usage = execute("SELECT owner, subspace, keys, bytes FROM usage WHERE space = ? AND keys > 0", (space,))
     held = [Usage(*row) for row in usage]
-    (due,) = first_row(
-        execute, "SELECT min(expires_at) FROM entries WHERE space = ? AND expires_at IS NOT NULL", (space,)
-    )
-    revision = head_of(execute, space)[0]
+    revision, due = head_of(execute, space)[0], next_expiry(execute, space)
     return SpaceInfo(name, durability, revision, created_at, bool(audit_reads), floor, due, held)
 
 
 class SpaceState:
-    """One space's rows as the evaluation reads them, inside the write transaction."""
+    """One space as the evaluation reads it, inside the write transaction.
+
+    It is kept from one group to the next and remembers what it read and what was written, for as long as no other
+    connection commits; the engine drops it then, and after anything but a successful commit.
+    """
 
     def __init__(self, execute: Execute, name: str) -> None:
         self._execute = execute
@@ -133,37 +145,67 @@ class SpaceState:
         self.durability = "sync"
         self.dropped = False
         self.revision = self.time = self.last_id = 0
-        self._fetched: dict[str, Entry | None] = {}
+        self._known: dict[str, Entry | None] = {}
+        self._next_due: int | None = None
         row = first_row(execute, _SPACE, (name,))
         if row is not None:
             self.id, self.durability, self.dropped = row
             self.revision, self.time, self.last_id = head_of(execute, row[0])
+            self._next_due = next_expiry(execute, row[0])
 
     def fetch(self, keys: Iterable[str]) -> None:
         """Read these entries at once; later look-ups find them here."""
         if self.id is not None:
-            wanted = list(keys)
-            self._fetched = dict.fromkeys(wanted)
-            for entry in fetch(self._execute, self.id, wanted):
-                self._fetched[entry.key] = entry
+            known = self._known
+            unknown = [key for key in keys if key not in known]
+            if unknown:
+                known.update(dict.fromkeys(unknown))
+                for entry in fetch(self._execute, self.id, unknown):
+                    known[entry.key] = entry
 
     def entry(self, key: str) -> Entry | None:
-        if key in self._fetched:
-            return self._fetched[key]
-        row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
-        return None if row is None else Entry(*row)
+        try:
+            return self._known[key]
+        except KeyError:
+            row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
+            entry = self._known[key] = None if row is None else Entry(*row)
+            return entry
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [] if self.id is None else select_range(self._execute, self.id, prefix, after, limit)
 
     def due(self, now: int, limit: int) -> list[Entry]:
-        return [] if self.id is None else [Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))]
+        if self.id is None or self._next_due is None or now < self._next_due:
+            return []
+        return [Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))]
 
     def request(self, actor: str, request_id: str) -> Stored | None:
         row = None if self.id is None else first_row(self._execute, _REQUEST, (self.id, actor, request_id))
         if row is None:
             return None
         return next((commit for commit in _decode_stored(row[1]) if commit.version == row[0]), None)
+
+    def keep(self, group: Group) -> bool:
+        """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
+        if self.id is None or self.dropped or len(self._known) > KNOWN_MAX:
+            return False
+        self.revision, self.last_id = group.revision, group.last_id
+        if group.commits:
+            self.time = group.now
+        if self._next_due is not None and self._next_due <= group.now:
+            return False  # something expired: what comes next must be looked up
+        known = self._known
+        for key, entry in group.writes.items():
+            if entry is None:
+                known[key] = None
+                continue
+            if entry.expires_at is not None and (self._next_due is None or entry.expires_at < self._next_due):
+                self._next_due = entry.expires_at
+            if len(entry.value) <= KNOWN_BYTES_MAX:
+                known[key] = entry
+            else:
+                known.pop(key, None)
+        return True
 
 
 # --- writing ---
@@ -204,7 +246,7 @@ class Writer:
         elif row[2]:
             self.execute(
                 "UPDATE spaces SET dropped = 0, durability = ?, audit_reads = ?, created_at = ? WHERE id = ?",
-                (durability, audit_reads, now, row[0]),
+                (durability, audit_reads, max(now, head_of(self.execute, row[0])[1]), row[0]),
             )
         elif row[1] != durability:
             raise InvalidInput(f"space {name!r} exists with durability {row[1]!r}; it cannot be opened as {durability!r}")

@@ -14,7 +14,7 @@ from holdfast.clock import Duration, optional_ms
 from holdfast.codec import encode
 from holdfast.engine import Absent, AtLeast, Condition, Delete, Increment, Operation, Present, Put, ValueIs, VersionIs
 from holdfast.errors import InvalidInput
-from holdfast.keys import Subspace, check_name
+from holdfast.keys import NAME_BYTES_MAX, Subspace, check_name
 
 RECORDS: Final = Subspace("records")
 
@@ -44,6 +44,8 @@ ABSENT: Final = AbsentType()
 
 def record_key(name: str) -> str:
     """The engine's key of a record."""
+    if type(name) is str and 0 < len(name) <= NAME_BYTES_MAX and name.isascii() and "\0" not in name:
+        return "records/" + name
     return "records/" + check_name(name)
 
 

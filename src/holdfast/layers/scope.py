@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock
 from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Receipt
@@ -28,14 +29,14 @@ class Scope:
     guards: tuple[Condition, ...] = ()
     _durability: list[Durability] = field(default_factory=list)
 
-    async def commit(
+    def commit(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
-    ) -> Receipt:
-        """One batch, under the caller's request id or a fresh one."""
+    ) -> Coroutine[Any, Any, Receipt]:
+        """One batch, under the caller's request id or a fresh one; to be awaited."""
         if self.guards:
             conditions = (*self.guards, *conditions)
         batch = Batch(self.actor, operations, conditions, new_id() if request_id is None else request_id)
-        return await self.engine.commit(self.space, batch)
+        return self.engine.commit(self.space, batch)
 
     async def durability(self) -> Durability:
         """How durable the space is; it never changes while the space lives."""
