@@ -29,7 +29,7 @@ class Space:
     `records` are its values, `audit` who did what, `blobs` its large data. Get one from `store.space(name, agent=…)`.
     """
 
-    def __init__(self, scope: Scope, blob_folder: Path) -> None:
+    def __init__(self, scope: Scope, blob_folder: Callable[[], Path]) -> None:
         self._scope = scope
         self._blob_folder = blob_folder
         self.records = Records(scope)
@@ -58,7 +58,7 @@ class Space:
     def blobs(self) -> Blobs:
         """Large data as content-addressed files."""
         scope = self._scope
-        return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder, scope.clock)
+        return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder(), scope.clock)
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
         """Conditions and operations on records in one batch, all or nothing.

@@ -137,7 +137,7 @@ class Store:
             self._audited.add(name)
             engine = AuditedReads(engine, agent)
         self._caretaker.look_after(name)
-        return Space(self._scope(name, agent, instance, engine), self._blob_folder())
+        return Space(self._scope(name, agent, instance, engine), self._blob_folder)
 
     async def spaces(self) -> list[SpaceInfo]:
         """Every space, with its durability, revision and usage."""

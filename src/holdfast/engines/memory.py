@@ -50,7 +50,7 @@ class MemoryEngine:
         self._first_revision = first_revision
         self._spaces: dict[str, _Space] = {}
         self._dropped: dict[str, _Space] = {}
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
@@ -171,8 +171,12 @@ class MemoryEngine:
 
     async def _rung(self, space: str) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(space, []).append(waiter)
-        await waiter
+        waiting = self._waiting.setdefault(space, set())
+        waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            waiting.discard(waiter)
 
     def _info(self, name: str, home: _Space) -> SpaceInfo:
         return SpaceInfo(

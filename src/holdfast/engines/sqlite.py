@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import deque
+import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,9 +49,9 @@ from holdfast.engine import (
 from holdfast.engines import sqlite_doctor
 from holdfast.engines.evaluation import Group, keys_of
 from holdfast.engines.feed import follow
+from holdfast.engines.grouping import CommitQueue, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite_file import (
-    POLL_S,
     Bell,
     FileLock,
     ForeignFile,
@@ -76,25 +76,14 @@ from holdfast.engines.sqlite_rows import (
 from holdfast.errors import Compacted, Error, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.keys import check_key
 
-GROUP_BATCHES_MAX: Final = 1024
-GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+LOCK_WAIT_S: Final = 30
+"""How long to wait for another process to finish its commit."""
 INLINE_BYTES_MAX: Final = 512 * 1024
 """A group with more bytes than this is written in a thread."""
 COMPACT_ROWS: Final = 64
 """Feed rows removed per transaction."""
 
 T = TypeVar("T")
-
-class _Waiting(msgspec.Struct, eq=False):
-    """A batch in the queue, and whom to answer."""
-
-    space: str
-    durability: str
-    batch: Batch
-    size: int
-    reply: asyncio.Future[Receipt]
-    outcome: Receipt | BaseException | None = None
-
 
 class _Moved(Exception):
     """The space was dropped and made anew, with another durability, since this process looked."""
@@ -110,6 +99,19 @@ class _Home(msgspec.Struct):
     """`data_version` when it was looked up."""
 
 
+_ENGINES: Final[weakref.WeakSet[SqliteEngine]] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a child after a fork: SQLite's connections and locks belong to the parent."""
+    for engine in _ENGINES:
+        engine._failed = "this store was opened before a fork; open it again in the child process"
+        engine._homes.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
 class SqliteEngine:
     """Spaces in a SQLite file. Use `await SqliteEngine.open(path)`; it belongs to the event loop that opened it."""
 
@@ -122,7 +124,6 @@ class SqliteEngine:
         self._path = path
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
         self._lock = FileLock(path)
         try:
             prepare(path, self._lock)
@@ -144,16 +145,14 @@ class SqliteEngine:
         self._homes: dict[str, _Home] = {}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
-        self._queue: deque[_Waiting] = deque()
-        self._queued_bytes = 0
+        self._queue = CommitQueue()
         self._scheduled = False
         self._in_thread: asyncio.Future[Any] | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sqlite")
         self._failed: str | None = None
         self._closed = False
-        self._bell: Bell | None = None
-        self._poller: asyncio.Task[None] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._bell = Bell(path, lambda: int(self._reader.pragma("data_version")))
+        _ENGINES.add(self)
 
     # --- commits ---
 
@@ -163,8 +162,7 @@ class SqliteEngine:
         if home is not None and home.durability == "volatile":
             return await self._volatile.commit(space, batch)
         reply: asyncio.Future[Receipt] = self._loop.create_future()
-        self._queue.append(_Waiting(space, "sync" if home is None else home.durability, batch, size, reply))
-        self._queued_bytes += size
+        self._queue.add(Waiting(space, "sync" if home is None else home.durability, batch, size, reply))
         if not self._scheduled:
             # The first to come commits for all: it lets whoever is ready queue up too, then takes them along.
             self._scheduled = True
@@ -189,13 +187,16 @@ class SqliteEngine:
         if not self._queue:
             return
         have_lock = self._lock.try_acquire()
-        if have_lock and self._queued_bytes <= INLINE_BYTES_MAX:
-            self._reply(self._commit_queued())
+        if have_lock and self._queue.bytes <= INLINE_BYTES_MAX:
+            self._answer(self._commit_queued())
             if self._queue and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._flush)
+        elif have_lock:
+            self._start_thread(self._commit_in_thread)
         else:
-            self._start_thread(lambda: self._commit_in_thread(have_lock))
+            giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
+            self._start_thread(self._wait_and_commit).add_done_callback(lambda _: giving_up.cancel())
 
     def _start_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Let the writing thread do a job; until it is done, batches wait in the queue."""
@@ -208,15 +209,23 @@ class SqliteEngine:
         self._in_thread = None
         self._flush()
 
-    def _commit_in_thread(self, have_lock: bool) -> None:
-        if not have_lock:
-            self._lock.acquire()
-        done = self._commit_queued()
-        self._loop.call_soon_threadsafe(self._reply, done)
+    def _wait_and_commit(self) -> None:
+        self._lock.acquire()
+        self._commit_in_thread()
 
-    def _commit_queued(self) -> list[_Waiting]:
+    def _commit_in_thread(self) -> None:
+        done = self._commit_queued()
+        self._loop.call_soon_threadsafe(self._answer, done)
+
+    def _give_up(self) -> None:
+        self._queue.refuse_all(
+            f"another process has held the lock of {self._path} for {LOCK_WAIT_S} s, as if it had been stopped; "
+            "nothing was changed"
+        )
+
+    def _commit_queued(self) -> list[Waiting]:
         """With the lock held: take a group from the queue, commit it, release the lock. Outcomes are in the items."""
-        items = self._take_group()
+        items = self._queue.take_group()
         try:
             if items:
                 self._commit_group(items)
@@ -227,23 +236,8 @@ class SqliteEngine:
             self._lock.release()
         return items
 
-    def _take_group(self) -> list[_Waiting]:
-        """The oldest batches of the queue: one durability, bounded in number and bytes. Cancelled ones are left out."""
-        group: list[_Waiting] = []
-        queue, size = self._queue, 0
-        while queue and len(group) < GROUP_BATCHES_MAX:
-            item = queue[0]
-            if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
-                break
-            queue.popleft()
-            self._queued_bytes -= item.size
-            if not item.reply.cancelled():
-                group.append(item)
-                size += item.size
-        return group
-
-    def _commit_group(self, items: list[_Waiting]) -> None:
-        by_space: dict[str, list[_Waiting]] = {}
+    def _commit_group(self, items: list[Waiting]) -> None:
+        by_space: dict[str, list[Waiting]] = {}
         for item in items:
             by_space.setdefault(item.space, []).append(item)
         states, self._states = self._states, {}  # kept only if all goes well
@@ -299,7 +293,7 @@ class SqliteEngine:
             self._write("ROLLBACK")
 
     def _evaluate(
-        self, by_space: dict[str, list[_Waiting]], states: dict[str, SpaceState], *, known_new: bool
+        self, by_space: dict[str, list[Waiting]], states: dict[str, SpaceState], *, known_new: bool
     ) -> list[tuple[SpaceState, Group]]:
         """Evaluate and write the batches of each space. `states` are what earlier groups left, if nobody else wrote since."""
         [(version,)] = self._write("PRAGMA data_version").fetchall()
@@ -327,17 +321,9 @@ class SqliteEngine:
             done.append((state, group))
         return done
 
-    def _reply(self, items: list[_Waiting]) -> None:
-        for item in items:
-            outcome, reply = item.outcome, item.reply
-            if reply.done():
-                continue
-            if isinstance(outcome, Receipt):
-                reply.set_result(outcome)
-            else:
-                reply.set_exception(outcome or Unavailable("the batch was not committed"))
-        if items:
-            self._wake()
+    def _answer(self, items: list[Waiting]) -> None:
+        answer(items)
+        self._bell.wake()
 
     def _set_synchronous(self, durability: str) -> None:
         if durability != self._synchronous:
@@ -438,35 +424,6 @@ class SqliteEngine:
             raise Unavailable("the store is closed")
         if self._failed is not None:
             raise Unavailable(self._failed)
-        if os.getpid() != self._pid:
-            raise Unavailable("this store was opened before a fork; open it again in the child process")
-
-    # --- waking watchers ---
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _waiter(self) -> asyncio.Future[None]:
-        """Done at the next commit, whoever makes it."""
-        if self._bell is None:
-            self._bell = Bell(self._path, self._wake)
-            self._poller = self._loop.create_task(self._poll())
-        waiter = self._loop.create_future()
-        self._waiters.append(waiter)
-        return waiter
-
-    async def _poll(self) -> None:
-        """The bell's safety net."""
-        seen = self._reader.pragma("data_version")
-        while not self._closed:
-            await asyncio.sleep(POLL_S)
-            version = self._reader.pragma("data_version")
-            if version != seen:
-                seen = version
-                self._wake()
 
     # --- the life of spaces ---
 
@@ -524,7 +481,7 @@ class SqliteEngine:
         while self._in_thread is not None:
             await asyncio.wait([self._in_thread])
         answer = await asyncio.shield(self._start_thread(run))
-        self._wake()
+        self._bell.wake()
         return answer
 
     # --- the store as a whole ---
@@ -559,13 +516,9 @@ class SqliteEngine:
                 await asyncio.sleep(0)
         self._closed = True
         self._homes.clear()
-        if self._poller is not None:
-            self._poller.cancel()
-        if self._bell is not None:
-            self._bell.close()
         await self._volatile.close()
         self._threads.shutdown()
-        self._wake()
+        self._bell.close()
         self._reader.close()
         self._writer.close()
         self._lock.close()
@@ -591,10 +544,9 @@ class _SqliteFeed:
             return read_feed(engine._read, space, after, limit) if after < revision else []
 
     async def changed(self, after: int) -> None:
-        engine = self._engine
-        waiter = engine._waiter()  # before looking, so that nothing falls in between
-        if self._position()[1] <= after:
-            await waiter
+        with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
+            if self._position()[1] <= after:
+                await rung
 
     def _position(self) -> tuple[int, int, int]:
         """The space's floor, revision and id; all 0 while there is no such space."""

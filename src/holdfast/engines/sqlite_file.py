@@ -24,7 +24,7 @@ import ctypes.util
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -253,43 +253,78 @@ def _flock(fd: int, how: int) -> bool:
 
 
 class Bell:
-    """Hears other processes ring. `on_ring` is called on the loop; it may be called for nothing."""
+    """Wakes watchers in this process: when it commits itself (`wake`), and when another process rings."""
 
     _IN_MODIFY: Final = 0x2
 
-    def __init__(self, path: Path, on_ring: Callable[[], None]) -> None:
-        self._on_ring = on_ring
+    def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
+        self._name = f"{path}-lock"
+        self._data_version = data_version
         self._loop = asyncio.get_running_loop()
-        self._fd = self._listen(f"{path}-lock")
-        if self._fd is not None:
-            try:
-                self._loop.add_reader(self._fd, self._heard)
-            except NotImplementedError:
-                os.close(self._fd)
-                self._fd = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._fd: int | None = None
+        self._poller: asyncio.Task[None] | None = None
 
-    def _listen(self, name: str) -> int | None:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done at the next commit, whoever makes it; it may be done for nothing."""
+        if self._poller is None:
+            self._poller = self._loop.create_task(self._poll())
+            self._fd = self._listen()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._waiting.discard(waiter)
+
+    def wake(self) -> None:
+        """Something was committed."""
+        if self._waiting:
+            for waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _listen(self) -> int | None:
+        """An inotify watch on the lock file; None where there is no inotify, or the loop cannot wait for it."""
         libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
         if not hasattr(libc, "inotify_init1"):
             return None
         fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
             return None
-        if libc.inotify_add_watch(fd, os.fsencode(name), self._IN_MODIFY) < 0:
+        try:
+            if libc.inotify_add_watch(fd, os.fsencode(self._name), self._IN_MODIFY) < 0:
+                raise OSError(ctypes.get_errno(), "inotify")
+            self._loop.add_reader(fd, self._heard, fd)
+        except (OSError, NotImplementedError):
             os.close(fd)
             return None
         return fd
 
-    def _heard(self) -> None:
+    def _heard(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._fd or -1, 65536)
-        self._on_ring()
+            os.read(fd, 65536)
+        self.wake()
+
+    async def _poll(self) -> None:
+        """The safety net, for a lost event and for systems without inotify."""
+        seen = self._data_version()
+        while True:
+            await asyncio.sleep(POLL_S)
+            version = self._data_version()
+            if version != seen:
+                seen = version
+                self.wake()
 
     def close(self) -> None:
+        if self._poller is not None:
+            self._poller.cancel()
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
+        self.wake()
 
 
 class translating:

@@ -1,0 +1,83 @@
+"""Group commit: what arrives while one commit is under way is committed as one.
+
+A queue of batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
+everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. A caller
+that was cancelled before its batch was taken is left out; one that is cancelled later just does not hear the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from holdfast.engine import Batch, Receipt
+from holdfast.errors import Unavailable
+
+GROUP_BATCHES_MAX: Final = 1024
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class Waiting(msgspec.Struct, eq=False):
+    """A batch in the queue, and whom to answer."""
+
+    space: str
+    durability: str
+    batch: Batch
+    size: int
+    reply: asyncio.Future[Receipt]
+    outcome: Receipt | BaseException | None = None
+
+
+class CommitQueue:
+    """Batches that wait to be committed. Items are taken by one thread at a time; adding is safe meanwhile."""
+
+    def __init__(self) -> None:
+        self._items: deque[Waiting] = deque()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: Waiting) -> None:
+        self._items.append(item)
+        self.bytes += item.size
+
+    def take_group(self) -> list[Waiting]:
+        """The oldest batches: of one durability, bounded in number and bytes."""
+        items = self._items
+        group: list[Waiting] = []
+        size = 0
+        while items and len(group) < GROUP_BATCHES_MAX:
+            item = items[0]
+            if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
+                break
+            items.popleft()
+            self.bytes -= item.size
+            if not item.reply.cancelled():
+                group.append(item)
+                size += item.size
+        return group
+
+    def refuse_all(self, reason: str) -> None:
+        """Tell whoever still waits that nothing of theirs was written."""
+        refused: list[Waiting] = []
+        while self._items:
+            refused += self.take_group()
+        for item in refused:
+            item.outcome = Unavailable(reason)
+        answer(refused)
+
+
+def answer(items: list[Waiting]) -> None:
+    """Give everybody their outcome; on the event loop."""
+    for item in items:
+        outcome, reply = item.outcome, item.reply
+        if reply.done():
+            continue
+        if isinstance(outcome, Receipt):
+            reply.set_result(outcome)
+        else:
+            reply.set_exception(outcome or Unavailable("the batch was not committed"))
