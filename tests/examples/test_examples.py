@@ -12,7 +12,15 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-ARGUMENTS = {"demo.py": ["--seconds", "2", "--kills", "3"]}
+ARGUMENTS: dict[str, list[str]] = {
+    "audit.py": [],
+    "blobs.py": [],
+    "blocking.py": [],
+    "demo.py": ["--seconds", "2", "--kills", "3"],
+    "records.py": [],
+    "transactions.py": [],
+    "watching.py": [],
+}
 """Every example by name; with what makes a long one short."""
 
 

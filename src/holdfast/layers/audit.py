@@ -37,7 +37,7 @@ from holdfast.engine import (
     cursor_at,
     cursor_revision,
 )
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, Damaged, InvalidInput
 from holdfast.keys import subspace_of
 from holdfast.layers.consumer import Consumer
 from holdfast.layers.scope import Scope
@@ -312,7 +312,10 @@ def _sealed(segment: Segment) -> Segment:
 
 
 def _segment(entry: Entry) -> Segment:
-    return decode(entry.value, Segment)
+    try:
+        return decode(entry.value, Segment)
+    except InvalidInput as exc:
+        raise Damaged(f"{entry.key!r} is no segment of the audit any more: it was changed after it was sealed") from exc
 
 
 def _matches(

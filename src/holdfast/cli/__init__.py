@@ -1,0 +1,51 @@
+"""The command line: `holdfast get`, `set`, `watch`, `audit`, `export`, `doctor` and the rest.
+
+One file per topic holds the commands; `app.py` loads only the topic that is asked for, so that a command starts quickly.
+`command.py` gives every command the same four options, before or after its name. `session.py` finds and opens the store,
+`output.py` is everything that is printed, `values.py` everything that is read from a person.
+
+This module is the boundary: whatever happens becomes an exit code, and one sentence on stderr when it is an error. 0 is
+success, 2 a wrong call, 130 Ctrl-C, 141 a reader that went away; every error of the library has its own (`errors.py`).
+With --json the sentence is {"error": code, "message": sentence}. A traceback is never shown, unless HOLDFAST_DEBUG is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives its exit code."""
+    from holdfast.cli import output
+
+    args = list(sys.argv[1:] if argv is None else argv)
+    output.prepare()
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except output.PipeClosed:
+        output.silence()
+        return PIPE_CLOSED
+    except Exception as exc:
+        if os.environ.get("HOLDFAST_DEBUG"):
+            raise
+        as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+        return output.tell_error(exc, as_json)
+
+
+def _run(args: list[str]) -> int:
+    import typer
+
+    from holdfast.cli.app import root
+
+    try:
+        code = root().main(args=args, prog_name="holdfast", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0

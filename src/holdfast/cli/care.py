@@ -1,0 +1,58 @@
+"""The health of a store: doctor, tidy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from holdfast.cli import output
+from holdfast.cli.command import command, topic
+from holdfast.cli.session import Session, opened
+
+app = topic()
+
+
+@command(app)
+async def doctor(
+    session: Session,
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="Another store than --store names.", show_default=False)
+    ] = None,
+) -> None:
+    """Tell what this store guarantees, and what is wrong.
+
+    Each finding comes with advice where there is something to do. The exit code is 1 when a finding is an error.
+
+    \b
+    Example:
+      holdfast doctor
+      holdfast doctor /backups/monday.db --json
+    """
+    async with opened(url or session.url, json=session.json) as store:
+        findings = await store.doctor()
+    if session.json:
+        output.json_line(msgspec.to_builtins(findings))
+    else:
+        columns = ("level", "subject", "message", "advice")
+        output.table(columns, [[getattr(finding, column) for column in columns] for finding in findings])
+    output.flush()
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+@command(app)
+async def tidy(session: Session) -> None:
+    """Do the background work now.
+
+    That is: sweep what has expired, collect what lists left, seal the audit, forget the old feed. A program that has the store open does this by itself; a store that only the command line uses needs it now and then.
+
+    \b
+    Example:
+      holdfast tidy
+    """
+    async with session.store() as store:
+        await store.tidy()
+        tidied = [info.name for info in await store.spaces()]
+    output.value({"tidied": tidied} if session.json else f"{len(tidied)} space(s) tidied", session.json)

@@ -1,0 +1,181 @@
+"""Everything that is printed: values, lines, tables, errors.
+
+Text that agents wrote is shown, never obeyed: in lines for people, characters that a terminal would act on (and line
+ends) are escaped. What is piped is exact. JSON escapes the same characters, which changes its look and not its meaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import Conflict, Error, InvalidInput, RateLimitExceeded, Unavailable
+
+SHOWN_MAX: Final = 200
+"""Characters of a value that a line for people shows."""
+
+
+class PipeClosed(Exception):
+    """Whoever read our output has gone."""
+
+
+def prepare() -> None:
+    """Make stdout and stderr take any text; a closed one becomes a sink. We flush ourselves, where it matters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            if name == "stdout" and isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: a system call a line
+                setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, "backslashreplace"))
+            else:
+                stream.reconfigure(encoding=encoding, errors="backslashreplace", write_through=False)
+
+
+@contextlib.contextmanager
+def piping() -> Iterator[None]:
+    """What is printed inside has left when it ends; a reader that went away is PipeClosed."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError as exc:
+        raise PipeClosed from exc
+
+
+def silence() -> None:
+    """Let what is still buffered go nowhere, so that the interpreter does not complain about it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+
+
+# --- writing ---
+
+
+def line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def json_line(value: Any) -> None:
+    line(as_json(value))
+
+
+def value(value: Any, json: bool) -> None:
+    """A value alone: text as it is, anything else, or with --json everything, as JSON."""
+    if json or not isinstance(value, str):
+        json_line(value)
+    else:
+        line(_for_terminal(value) if sys.stdout.isatty() else value)
+
+
+def flush() -> None:
+    sys.stdout.flush()
+
+
+def note(text: str, json: bool) -> None:
+    """Something the user should know, beside the output."""
+    sys.stderr.write((as_json({"note": text}) if json else f"holdfast: {text}") + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on a terminal; lines with tabs for the next command of a pipe."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            line("\t".join(map(shown, row)))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    headers = [Column(column, overflow="fold") for column in columns]
+    drawn = Table(*headers, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        drawn.add_row(*(f"[{_COLOURS[cell]}]{cell}[/]" if cell in _COLOURS else escape(shown(cell)) for cell in row))
+    Console().print(drawn)
+
+
+_COLOURS: Final = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+
+
+# --- as text ---
+
+
+def as_json(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def shown(text: str) -> str:
+    """A name on a line of its own: as it is, or quoted as JSON when it could be taken for something else."""
+    return text if text.isprintable() and not text.startswith('"') else as_json(text)
+
+
+def brief(value: Any) -> str:
+    """A value as part of a line: JSON, cut when it is long."""
+    text = as_json(value)
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"
+
+
+def moment(at: datetime | None) -> str | None:
+    """ISO 8601, UTC, to the millisecond."""
+    return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _for_terminal(text: str) -> str:
+    return "".join(char if char in "\n\t" else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return char
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+# --- errors ---
+
+
+def tell_error(exc: Exception, json: bool) -> int:
+    """Say what went wrong, in one sentence on stderr; gives the exit code."""
+    code, exit_code, message = _judged(exc)
+    with contextlib.suppress(OSError):
+        if json:
+            told: dict[str, Any] = {"error": code, "message": message}
+            if isinstance(exc, Conflict) and exc.key is not None:
+                told |= {"key": exc.key, "version": exc.actual.version if exc.actual else None}
+            if isinstance(exc, RateLimitExceeded):
+                told["retry_after"] = exc.retry_after
+            sys.stderr.write(as_json(told) + "\n")
+        else:
+            sys.stderr.write("holdfast: " + _for_terminal(message).replace("\n", " ") + "\n")
+        sys.stderr.flush()
+    return exit_code
+
+
+def _judged(exc: Exception) -> tuple[str, int, str]:
+    """The error's code, exit code and sentence."""
+    if isinstance(exc, Error):
+        return exc.code, exc.exit_code, str(exc)
+    if hasattr(exc, "format_message"):  # a wrong call, found by typer
+        context = getattr(exc, "ctx", None)
+        hint = f" See: {context.command_path} --help" if context is not None else ""
+        return InvalidInput.code, InvalidInput.exit_code, _sentence(exc.format_message()) + hint
+    if isinstance(exc, OSError):
+        silence()  # if it was the output that failed, it must not fail again
+        where = f"{exc.filename}: " if exc.filename else ""
+        return Unavailable.code, Unavailable.exit_code, f"{where}{exc.strerror or exc}"
+    return Error.code, Error.exit_code, f"unexpected {type(exc).__name__}: {exc} (HOLDFAST_DEBUG=1 shows where)"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "?", "!")) else text + "."

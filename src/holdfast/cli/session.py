@@ -1,0 +1,137 @@
+"""Which store, which space, on whose behalf: what every command needs, found in options, environment and folders.
+
+An option wins over its environment variable, and that over the default. The default store is `.holdfast/store.db` in the
+project: the nearest folder, from here upwards, that has a `.holdfast` or a `.git`; else the folder one is in. The folder
+is made by the first command that writes, with a .gitignore in it. A command that only reads makes nothing: where there is
+no store it says so, so a mistyped path does not become an empty store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli import output
+from holdfast.engines.registry import split_url
+from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.space import Space, check_agent, check_space
+from holdfast.store import Store, open
+
+FOLDER: Final = ".holdfast"
+FILE: Final = "store.db"
+SPACE: Final = "default"
+AGENT: Final = "cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The four options every command has; None is what was not given."""
+
+    given_store: str | None = None
+    given_space: str | None = None
+    given_agent: str | None = None
+    json: bool = False
+
+    def refined(self, store: str | None, space: str | None, agent: str | None, json: bool) -> Session:
+        """The same, with what was given nearer to the command."""
+        given = {"given_store": store, "given_space": space, "given_agent": agent}
+        changes = {name: text for name, text in given.items() if text is not None}
+        return replace(self, json=self.json or json, **changes)
+
+    @property
+    def space_name(self) -> str:
+        return _chosen(self.given_space, "HOLDFAST_SPACE", SPACE)
+
+    @property
+    def agent(self) -> str:
+        return _chosen(self.given_agent, "HOLDFAST_AGENT", AGENT)
+
+    @property
+    def url(self) -> str:
+        return self._named_store or str(default_store())
+
+    @property
+    def _named_store(self) -> str | None:
+        """The store, if somebody named one; an empty name is nobody's wish."""
+        if self.given_store == "":
+            raise InvalidInput("--store is empty; name a file or a URL, or leave it out")
+        return self.given_store or os.environ.get("HOLDFAST_STORE")
+
+    @asynccontextmanager
+    async def store(self, *, create: bool = False) -> AsyncIterator[Store]:
+        """The store, open. Only with `create` may it be a new one."""
+        if create and not self._named_store:
+            _make_folder(default_store().parent)
+        async with opened(self.url, create=create, json=self.json) as store:
+            yield store
+
+    @asynccontextmanager
+    async def space(self, *, create: bool = False) -> AsyncIterator[Space]:
+        """The space, in its open store."""
+        check_space(self.space_name)
+        check_agent(self.agent)
+        async with self.store(create=create) as store:
+            space = store.space(self.space_name, agent=self.agent)
+            for info in await store.engine.spaces(space.name):
+                if info.durability == "volatile":
+                    output.note(
+                        f"space {space.name!r} is volatile: each process that opens this store has its own, "
+                        "so what others wrote is not here",
+                        self.json,
+                    )
+            yield space
+
+
+@asynccontextmanager
+async def opened(url: str, *, create: bool = False, json: bool = False) -> AsyncIterator[Store]:
+    """A store, without background work: a command does one thing and ends."""
+    path = file_of(url)
+    if path is not None and not create and not path.exists():
+        raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
+    async with open(url, background=False) as store:
+        if split_url(url)[0] == "memory":
+            output.note("a memory: store begins empty and ends with this command", json)
+        yield store
+
+
+def file_of(url: str) -> Path | None:
+    """The file a URL names, if it names one."""
+    scheme, rest = split_url(url)
+    if scheme != "sqlite":
+        return None
+    path = rest.removeprefix("//")
+    if "\0" in path:
+        raise InvalidInput(f"{url!r} is not a path of a store's file")
+    return Path(path).expanduser().absolute()
+
+
+def default_store() -> Path:
+    """Where the store of this project is, whether it exists or not."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if os.path.isdir(folder / FOLDER) or os.path.exists(folder / ".git"):  # also where we may not look
+            return folder / FOLDER / FILE
+    return here / FOLDER / FILE
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        if not folder.is_dir():
+            folder.mkdir()
+            (folder / ".gitignore").write_text("*\n")
+    except FileExistsError:
+        return  # another process made it, a moment ago
+    except OSError as exc:
+        raise Unavailable(
+            f"the folder {folder} cannot be made ({exc.strerror}); name another place with --store"
+        ) from exc
+
+
+def _chosen(given: str | None, variable: str, default: str) -> str:
+    if given is not None:
+        return given
+    return os.environ.get(variable) or default

@@ -1,0 +1,108 @@
+"""What a person writes on the command line, understood: values, whole numbers, instants."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.clock import SystemClock, duration_ms
+from holdfast.engine import VALUE_BYTES_MAX
+from holdfast.errors import InvalidInput
+from holdfast.layers.records import ITEMS_MAX
+
+STDIN: Final = "-"
+STDIN_BYTES_MAX: Final = 4 * VALUE_BYTES_MAX
+"""What is read of a piped value: JSON may be laid out more widely than it is stored."""
+
+
+def parsed(text: str, *, as_text: bool = False) -> Any:
+    """The value a word stands for: JSON if it is JSON, else the text itself."""
+    if as_text:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def given(text: str | None, *, as_text: bool = False) -> Any:
+    """The value of an argument; "-", or none at all in a pipe, reads it from stdin. One final line end is not part of it."""
+    if text is not None and text != STDIN:
+        return parsed(text, as_text=as_text)
+    data = _stdin("a value").read(STDIN_BYTES_MAX + 1)
+    if not data and text is None:
+        raise InvalidInput("give a value, or pipe it into this command; write '-' if it is meant to be empty text")
+    if len(data) > STDIN_BYTES_MAX:
+        raise InvalidInput(f"the piped value has more than {STDIN_BYTES_MAX:,} bytes; keep large data as a blob")
+    return parsed(_text(data), as_text=as_text)
+
+
+def several(texts: Sequence[str], *, as_text: bool = False) -> Iterator[list[Any]]:
+    """The values of arguments, as many at a time as one call takes; a single "-" reads one value a line from stdin."""
+    if list(texts) != [STDIN]:
+        yield [parsed(text, as_text=as_text) for text in texts]
+        return
+    stdin = _stdin("values")
+    lines = iter(lambda: stdin.readline(STDIN_BYTES_MAX), b"")
+    while chunk := list(islice(lines, ITEMS_MAX)):
+        yield [parsed(_text(line), as_text=as_text) for line in chunk]
+
+
+def whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a whole number") from None
+
+
+def count(text: str | None) -> int | None:
+    """How many lines; None is without end."""
+    if text is None:
+        return None
+    number = whole_number(text)
+    if number < 1:
+        raise InvalidInput(f"-n must be at least 1, not {number}")
+    return number
+
+
+def instant_ms(text: str | None, name: str) -> int | None:
+    """An ISO 8601 time (UTC unless it says otherwise), or a duration ago, as milliseconds since 1970."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    try:
+        return SystemClock().now_ms() - duration_ms(text, name=name)
+    except InvalidInput:
+        raise InvalidInput(
+            f"{name} {text!r} is neither a time such as 2026-01-31T08:00:00Z nor a duration ago such as 90s, 5m, 1h, 7d"
+        ) from None
+
+
+def confirmed(question: str) -> bool:
+    """Ask at the terminal, beside the output; anything but a yes is a no."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _stdin(what: str) -> Any:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InvalidInput(f"give {what}, or pipe it into this command")
+    return sys.stdin.buffer
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(f"what was piped in is not UTF-8 text ({exc}); keep binary data as a blob") from exc

@@ -1,0 +1,61 @@
+"""What the command line says about itself, and how little it loads to do so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli.app import TOPICS
+from tests.cli.conftest import COMMAND, Cli
+
+COMMANDS = [
+    *([name] for names in TOPICS.values() for name in names),
+    ["audit", "verify"],
+    ["audit", "seal"],
+    ["spaces", "create"],
+    ["spaces", "drop"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_teaches_with_an_example_and_knows_the_common_options(cli: Cli, words: list[str]) -> None:
+    told = cli(*words, "--help").out
+    assert f"holdfast {words[0]}" in told.split("Example:")[1]
+    for option in ("--store", "--space", "--agent", "--json"):
+        assert option in told
+    for variable in ("HOLDFAST_STORE", "HOLDFAST_SPACE", "HOLDFAST_AGENT"):
+        assert variable in told
+
+
+def test_the_help_lists_every_command_in_one_line_each(cli: Cli) -> None:
+    told = cli("--help").out
+    listed = re.findall(r"^  ([a-z]+) +(\S.*)$", told.split("Commands:")[1], re.MULTILINE)
+    assert [name for name, _ in listed] == [name for names in TOPICS.values() for name in names]
+    assert all(text.endswith(".") and not text.endswith("...") for _, text in listed)
+    assert cli().out == told
+
+
+def test_the_version_is_the_packages(cli: Cli) -> None:
+    assert cli("--version").out == f"holdfast {holdfast.__version__}\n"
+    assert cli("--version", "--json").json == {"version": holdfast.__version__}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"]], ids=" ".join)
+def test_what_is_slow_to_load_is_not_loaded(cli: Cli, folder: Path, words: list[str]) -> None:
+    cli("set", "k", "1")
+    code = (
+        "import sys; from holdfast.cli import main; code = main(sys.argv[1:]); "
+        "print([name for name in ('rich', 'pydantic', 'unittest', 'email') if name in sys.modules]); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=folder, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_command_is_installed(folder: Path) -> None:
+    done = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stdout == f"holdfast {holdfast.__version__}\n"

@@ -1,0 +1,76 @@
+"""spaces, doctor, tidy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from tests.cli.conftest import Cli
+
+
+def test_spaces_are_listed_with_what_they_hold(cli: Cli) -> None:
+    cli("set", "k", "1")
+    cli("append", "l", "a", "b")
+    cli("spaces", "create", "metrics", "--durability", "async")
+    told = cli("spaces", "--json").json
+    assert [(each["name"], each["durability"], each["revision"], each["keys"]) for each in told] == [
+        ("default", "sync", 2, 2),
+        ("metrics", "async", 0, 0),
+    ]
+    assert told[0]["bytes"] > 0
+    assert cli("spaces").out.splitlines()[1] == "metrics\tasync\t0\t0\t0"
+
+
+def test_a_space_is_made_with_a_durability_that_stays(cli: Cli) -> None:
+    assert cli("spaces", "create", "a", "--durability", "async").out == "a\n"
+    cli("spaces", "create", "a", "--durability", "async")
+    assert "exists with durability" in cli("spaces", "create", "a", code=2).err
+    cli("spaces", "create", "b", "--durability", "eternal", code=2)
+    cli("spaces", "create", "no/slash", code=2)
+    assert [each["name"] for each in cli("spaces", "--json").json] == ["a"]
+
+
+def test_a_space_is_dropped_only_when_one_means_it(cli: Cli) -> None:
+    cli("--space", "scratch", "set", "k", "1")
+    assert "add --yes" in cli("spaces", "drop", "scratch", stdin="y\n", code=2).err
+    assert "add --yes" in cli("spaces", "drop", "scratch", "--json", code=2).error["message"]
+    assert cli("--space", "scratch", "get", "k").out == "1\n"
+    assert cli("spaces", "drop", "scratch", "--yes", "--agent", "boss", "--json").json == {"dropped": "scratch"}
+    cli("--space", "scratch", "get", "k", code=4)
+    cli("spaces", "drop", "scratch", "--yes", code=4)
+    cli("spaces", "drop", "_holdfast", "--yes", code=2)
+    [told] = cli("audit", "--system", "--json").json_lines
+    assert (told["actor"], told["operation"], told["key"]) == ("boss", "drop_space", "spaces/scratch")
+
+
+def test_dropping_asks_at_a_terminal(cli: Cli) -> None:
+    cli("--space", "scratch", "set", "k", "1")
+    asked = cli("spaces", "drop", "scratch", code=1)  # nobody answers
+    assert (asked.out, asked.err) == ("", "Delete space 'scratch' with all it holds? [y/N] ")
+    assert cli("--space", "scratch", "get", "k").out == "1\n"
+
+
+def test_a_healthy_store_has_no_error(cli: Cli) -> None:
+    cli("set", "k", "1")
+    findings = cli("doctor", "--json").json
+    assert {finding["level"] for finding in findings} <= {"ok", "note", "warning"}
+    assert {"level", "subject", "message", "advice"} == set(findings[0])
+    lines = cli("doctor", ".holdfast/store.db").out.splitlines()
+    assert all(len(line.split("\t")) == 4 for line in lines)
+
+
+def test_an_error_finding_ends_with_1(cli: Cli, folder: Path) -> None:
+    cli("set", "k", "1")
+    connection = apsw.Connection(str(folder / ".holdfast/store.db"))
+    connection.execute("UPDATE usage SET keys = 7")
+    connection.close()
+    told = cli("doctor", "--json", code=1)
+    assert [finding["subject"] for finding in told.json if finding["level"] == "error"] == ["usage"]
+    assert told.err == ""
+
+
+def test_tidy_seals_and_sweeps(cli: Cli) -> None:
+    cli("set", "k", "1")
+    assert cli("tidy", "--json").json == {"tidied": ["default"]}
+    assert cli("audit", "verify", "--json").json["records"] == 1

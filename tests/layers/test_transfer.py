@@ -1,0 +1,253 @@
+"""Copies and exports: exact on every engine, checked, repeatable, and never half trusted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Conflict, Damaged, InvalidInput, ManualClock, NotFound, Store
+from holdfast.engine import Batch, Engine, Entry, Page, Put
+from holdfast.errors import IncompatibleStore
+from holdfast.layers import transfer
+from holdfast.layers.transfer import compare, copy_space, copy_store, entries_of, export_lines, import_lines, survey
+from holdfast.middleware.wrapper import Wrapper
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def target(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
+    url = "memory:" if request.param == "memory" else str(tmp_path / "target.db")
+    async with holdfast.open(url, clock=clock, background=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def filled(store: Store) -> Store:
+    records = store.space("contoso", agent="market").records
+    await records.set("a", {"x": [1, 1.0, None, "ü\n"]})
+    await records.set("short", 1, ttl="1h")
+    await records.set("typed", 1, type="correlation_state", state="failed")
+    await records.append_to_list("files", "a.csv", "b.csv")
+    await records.add_to_set("seen", "E1", {"y": 2})
+    await records.set("gone", 1)
+    await records.delete("gone")
+    await store.space("metrics", durability="async", audit_reads=True).records.set("k", 2**70)
+    return store
+
+
+async def everything(engine: Engine, space: str) -> list[Entry]:
+    return [entry async for entry in entries_of(engine, space)]
+
+
+async def exported(engine: Engine, *spaces: str) -> list[bytes]:
+    return [line for space in spaces for line in [line async for line in export_lines(engine, space)]]
+
+
+# --- copies ---
+
+
+async def test_a_copy_has_the_same_entries_revision_durability_and_usage(filled: Store, target: Store) -> None:
+    counts = await copy_store(filled.engine, target.engine)
+    assert set(counts) == {"contoso", "metrics"}
+    for info in await filled.engine.spaces():
+        assert await everything(target.engine, info.name) == await everything(filled.engine, info.name)
+        [there] = await target.engine.spaces(info.name)
+        assert (there.revision, there.durability, there.audit_reads) == (
+            info.revision,
+            info.durability,
+            info.audit_reads,
+        )
+        assert sorted(there.usage, key=str) == sorted(info.usage, key=str)
+    version = await target.space("contoso").records.set("a", 2)
+    assert version > (await filled.space("contoso").info()).revision
+
+
+async def test_a_copy_reports_its_progress(filled: Store, target: Store) -> None:
+    [info] = await filled.engine.spaces("contoso")
+    told: list[tuple[str, int, int]] = []
+    count = await copy_space(filled.engine, target.engine, info, lambda *progress: told.append(progress))
+    assert told[-1] == ("contoso", count, count)
+
+
+async def test_a_copy_can_be_repeated_and_refuses_a_target_that_went_on(filled: Store, target: Store) -> None:
+    await copy_store(filled.engine, target.engine)
+    await copy_store(filled.engine, target.engine)
+    await target.space("contoso").records.set("mine", 1)
+    before = await everything(target.engine, "contoso")
+    with pytest.raises(Conflict, match="further than the source"):
+        await copy_store(filled.engine, target.engine)
+    assert await everything(target.engine, "contoso") == before
+
+
+async def test_a_difference_between_source_and_copy_is_damage(filled: Store, target: Store) -> None:
+    with pytest.raises(NotFound):
+        await compare(filled.engine, target.engine, "contoso")
+    await copy_store(filled.engine, target.engine)
+    [entry] = await filled.engine.get("contoso", ["records/a"])
+    assert entry is not None
+    await target.engine.load("contoso", [Entry(entry.key, b"2", *_rest(entry))], 0)
+    with pytest.raises(Damaged, match="differs at 'records/a'"):
+        await compare(filled.engine, target.engine, "contoso")
+    await target.engine.load("contoso", [entry, Entry("zzz/last", b"2", *_rest(entry))], 0)
+    with pytest.raises(Damaged, match="that the source has not"):
+        await compare(filled.engine, target.engine, "contoso")
+
+
+def _rest(entry: Entry) -> tuple[int, str, int, int]:
+    return entry.version, entry.owner, entry.created_at, entry.updated_at
+
+
+async def test_what_has_expired_does_not_travel(filled: Store, target: Store, clock: ManualClock) -> None:
+    clock.advance("2h")
+    await copy_store(filled.engine, target.engine)
+    assert await target.space("contoso").records.keys("s") == ["seen"]
+
+
+class Counting(Wrapper):
+    """Remembers how many bytes each page had."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.pages: list[int] = []
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        page = await self.inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+        self.pages.append(sum(len(entry.value) for entry in page.entries))
+        return page
+
+
+async def test_pages_have_fewer_entries_where_values_are_large(store: Store) -> None:
+    records = store.space("contoso").records
+    for number in range(120):
+        await records.set(f"k{number:03}", "x" * 1_000_000)
+    engine = Counting(store.engine)
+    assert len(await everything(engine, "contoso")) == 120
+    assert max(engine.pages[1:]) <= transfer.PAGE_BYTES
+
+
+# --- exports ---
+
+
+async def test_an_export_of_one_engine_is_the_same_in_another(filled: Store, target: Store) -> None:
+    lines = await exported(filled.engine, "contoso", "metrics")
+    spaces = survey(lambda: lines)
+    counts = await import_lines(target.engine, lambda: lines, spaces)
+    assert counts == {info.name: sum(usage.keys for usage in info.usage) for info in await filled.engine.spaces()}
+    assert await exported(target.engine, "contoso", "metrics") == lines
+    assert await target.space("contoso").records.list("files") == ["a.csv", "b.csv"]
+    assert await target.space("metrics").records.get("k") == 2**70
+
+
+async def test_one_space_of_an_export_can_be_taken(filled: Store, target: Store) -> None:
+    lines = await exported(filled.engine, "contoso", "metrics")
+    assert set(await import_lines(target.engine, lambda: lines, survey(lambda: lines, "metrics"))) == {"metrics"}
+    assert [info.name for info in await target.engine.spaces()] == ["metrics"]
+    with pytest.raises(NotFound, match="it has contoso, metrics"):
+        survey(lambda: lines, "other")
+
+
+async def test_an_import_that_was_interrupted_is_run_again(
+    filled: Store, target: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PAGE", 3)
+    lines = await exported(filled.engine, "contoso")
+
+    class Interrupted(Exception):
+        pass
+
+    def stumbling() -> Iterator[bytes]:
+        yield from lines[:6]
+        raise Interrupted
+
+    spaces = survey(lambda: lines)
+    with pytest.raises(Interrupted):
+        await import_lines(target.engine, stumbling, spaces)
+    assert 0 < len(await everything(target.engine, "contoso")) < len(lines) - 2
+    await import_lines(target.engine, lambda: lines, spaces)
+    assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
+
+
+async def test_a_space_with_entries_of_its_own_is_refused_and_unchanged(filled: Store, target: Store) -> None:
+    lines = await exported(filled.engine, "contoso")
+    await target.space("contoso").records.set("mine", 1)
+    before = await everything(target.engine, "contoso")
+    with pytest.raises(Conflict, match="is not the export's"):
+        await import_lines(target.engine, lambda: lines, survey(lambda: lines))
+    assert await everything(target.engine, "contoso") == before
+
+
+async def test_a_space_of_another_durability_is_refused(filled: Store, target: Store) -> None:
+    lines = await exported(filled.engine, "contoso")
+    await target.engine.create("contoso", "async")
+    with pytest.raises(InvalidInput, match="exists with durability 'async'"):
+        await import_lines(target.engine, lambda: lines, survey(lambda: lines))
+    assert await everything(target.engine, "contoso") == []
+
+
+async def test_lines_that_changed_after_they_were_checked_are_noticed(filled: Store, target: Store) -> None:
+    lines = await exported(filled.engine, "contoso")
+    later = [line.replace(b'"value":"a.csv"', b'"value":"z.csv"') for line in lines]
+    readings = iter([lines, later])
+    with pytest.raises(Damaged, match="differs from the export"):
+        await import_lines(target.engine, lambda: next(readings), survey(lambda: lines))
+
+
+async def test_a_space_that_is_written_to_meanwhile_gives_no_end_line(store: Store) -> None:
+    records = store.space("contoso").records
+    for number in range(200):
+        await records.set(f"k{number:03}", number)
+    lines = export_lines(store.engine, "contoso")
+    got = [await anext(lines) for _ in range(10)]
+    await records.set("late", 1)
+    with pytest.raises(Conflict, match="was written to while it was exported"):
+        got.extend([line async for line in lines])
+    assert not any(b'"kind":"end"' in line for line in got)
+
+
+async def test_what_is_not_json_is_damage_and_not_exported(store: Store) -> None:
+    await store.engine.commit("contoso", Batch("market", (Put("records/bad", b'{"torn'),)))
+    with pytest.raises(Damaged):
+        await exported(store.engine, "contoso")
+    with pytest.raises(NotFound):
+        await exported(store.engine, "absent")
+
+
+async def test_an_entry_that_expires_during_an_import_is_not_missed(
+    filled: Store, target: Store, clock: ManualClock
+) -> None:
+    lines = await exported(filled.engine, "contoso")
+    clock.advance("2h")
+    await import_lines(target.engine, lambda: lines, survey(lambda: lines))
+    assert await target.space("contoso").records.get("short") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "why"),
+    [
+        (b"\xff\xfe", InvalidInput, "line 2: this is no line of an export"),
+        (b"[]", InvalidInput, "line 2: this is no line of an export"),
+        (b'{"kind":"other"}', InvalidInput, "line 2: this is no line of an export"),
+        (b"[" * 100_000, InvalidInput, "line 2: this is no line of an export"),
+        (b'{"kind":"end","space":"s","entries":7}', InvalidInput, "line 2: 7 entries of space 's' should have come"),
+        (b'{"kind":"space","format":1,"space":"t","durability":"sync","revision":1}', InvalidInput, "before space 's'"),
+        (b'{"kind":"space","format":9,"space":"t","durability":"sync","revision":1}', IncompatibleStore, "upgrade"),
+        (b'{"kind":"entry","key":"records/k"}', InvalidInput, "line 2: .*value"),
+        (b" " * (transfer.LINE_BYTES_MAX + 1) + b"1", InvalidInput, "line 2: the line has more than"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(line: bytes, error: type[Exception], why: str) -> None:
+    begin = b'{"kind":"space","format":1,"space":"s","durability":"sync","revision":5}'
+    with pytest.raises(error, match=why):
+        survey(lambda: [begin, line])
+
+
+def test_an_export_without_an_end_was_cut_off() -> None:
+    begin = b'{"kind":"space","format":1,"space":"s","durability":"sync","revision":5}\n'
+    with pytest.raises(InvalidInput, match="line 1: the export ends in the middle of space 's'"):
+        survey(lambda: [begin])
+    with pytest.raises(InvalidInput, match="no export"):
+        survey(list)
