@@ -28,7 +28,7 @@ check: setup ## the static part: lint, format, types, and which module may impor
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "these files are not formatted; run: $(BIN)/ruff format ." >&2; $(BIN)/ruff format --check . >&2; exit 1; }
 	@$(BIN)/mypy --no-error-summary
-	@out=$$($(BIN)/lint-imports --no-timing 2>&1) || { echo "$$out" >&2; exit 1; }
+	@out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out" >&2; exit 1; }
 	@echo "check: lint, format, types and imports are in order"
 
 bench: setup ## our speed beside a peer's in the same run, as JSON lines

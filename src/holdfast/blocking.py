@@ -57,9 +57,12 @@ class _Loop:
             while (item := self.run(step())) is not end:
                 yield item
         finally:
-            self.run(finish())
+            if not self._loop.is_closed():
+                self.run(finish())
 
     def close(self) -> None:
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -71,9 +71,12 @@ class Space:
         """Run a function that reads and writes through `tx`, all or nothing. It may run several times."""
         return await self.records.transact(work, attempts=attempts)
 
-    def watch(self, prefix: str = "", *, cursor: str | None = None) -> AsyncIterator[RecordChanges]:
-        """Commits that change records whose name begins with the prefix: live, or from a saved cursor on."""
-        return watch_records(self._scope, prefix, cursor)
+    def watch(self, prefix: str = "", *, cursor: str | None = None, live: bool = True) -> AsyncIterator[RecordChanges]:
+        """Commits that change records whose name begins with the prefix, from now or from a saved cursor on.
+
+        Without end; with `live=False` it ends when everything committed so far has been told.
+        """
+        return watch_records(self._scope, prefix, cursor, live)
 
     async def cursor(self) -> str:
         """Where the feed stands now; a watch from here sees everything committed after this call."""

@@ -15,21 +15,20 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import Durability, Engine, Finding, SpaceInfo, check_durability
-from holdfast.engines.registry import open_engine, split_url
+from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
+from holdfast.engines.registry import file_of, open_engine
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.layers.audit import Audit
+from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
+from holdfast.layers.settings import SYSTEM_SPACE, share
 from holdfast.layers.transfer import copy_store
 from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.creation import CreatedOnFirstUse
 from holdfast.space import Space, check_agent, check_space
-
-SYSTEM_SPACE = "_holdfast"
-"""Where the store notes what belongs to no space, such as the deletion of one."""
 
 
 @runtime_checkable
@@ -53,8 +52,8 @@ def open(
     `url` is a path ("team.db"), or "memory:". `retention` and `redact` change the defaults. `blobs` is the folder for large
     data, by default beside the file. `background=False` leaves sweeping, sealing and pruning to other processes.
     """
-    scheme, rest = split_url(url)
-    folder = Path(blobs) if blobs is not None else Path(f"{rest}-blobs") if scheme == "sqlite" else None
+    file = file_of(url)
+    folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
     return Store(url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, background)
 
 
@@ -78,7 +77,13 @@ class Store:
         if self._engine is not None:
             raise InvalidInput("this store is open already")
         self._engine = await open_engine(self.url, self._clock)
-        self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
+        try:
+            await share(self._engine, self._redaction, self._retention)
+            self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
+        except BaseException:
+            await self._engine.close()
+            self._engine = None
+            raise
         if self._background:
             self._caretaker.start()
         return self
@@ -96,6 +101,8 @@ class Store:
                 await self._caretaker.stop()
             finally:
                 await self._engine.close()
+                self._engine = None
+                del self._caretaker
             if self._temporary is not None:
                 self._temporary.cleanup()
                 self._temporary = None
@@ -109,7 +116,18 @@ class Store:
 
     @cached_property
     def _caretaker(self) -> Caretaker:
-        return Caretaker(self.engine, self._clock, self._retention, lambda space: Audit(self._scope(space, "holdfast")))
+        return Caretaker(
+            self.engine,
+            self._clock,
+            self._retention,
+            self._redaction,
+            lambda space: Audit(self._scope(space, SYSTEM_ACTOR)),
+            self._sweep_blobs,
+        )
+
+    async def _sweep_blobs(self, space: str) -> None:
+        if self._blobs is not None and self._blobs.exists():
+            await Blobs(self.engine, space, SYSTEM_ACTOR, self._blobs, self._clock).sweep()
 
     def space(
         self,
@@ -148,7 +166,7 @@ class Store:
         check_space(name)
         if not await self.engine.spaces(name):
             raise NotFound(f"there is no space {name!r}")
-        await Audit(self._scope(SYSTEM_SPACE, "holdfast")).note("committed", "drop_space", f"spaces/{name}", actor=agent)
+        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note("committed", "drop_space", f"spaces/{name}", actor=agent)
         await self.engine.drop(name)
 
     async def tidy(self) -> None:

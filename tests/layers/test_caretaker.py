@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import holdfast
-from holdfast import ManualClock, Retention, Space, Store
+from holdfast import ManualClock, Redaction, Retention, Space, Store
 from holdfast.engine import cursor_at
 from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
 from holdfast.layers.records import LISTS, SETS
@@ -118,7 +118,7 @@ async def test_audit_is_pruned_after_its_retention(url: str, clock: ManualClock)
 
 async def test_one_caretaker_at_a_time_and_another_takes_over(store: Store, space: Space, clock: ManualClock) -> None:
     one = store._caretaker
-    other = type(one)(store.engine, clock, Retention(), lambda name: space.audit)
+    other = type(one)(store.engine, clock, Retention(), Redaction(), lambda name: space.audit, store._sweep_blobs)
     await space.records.set("k", 1)
     await one.round(space.name)
     clock.advance(SEAL_MS / 1000)

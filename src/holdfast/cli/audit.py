@@ -20,7 +20,8 @@ from holdfast.layers.audit import Audit, AuditRecord
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
-from holdfast.store import SYSTEM_SPACE, Store
+from holdfast.layers.settings import SYSTEM_SPACE
+from holdfast.store import Store
 
 app = topic()
 commands = topic()

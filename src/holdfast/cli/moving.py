@@ -24,9 +24,10 @@ from holdfast.cli.session import Session, file_of, opened
 from holdfast.engine import Engine, SpaceInfo
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.blobs import BLOBS
+from holdfast.layers.settings import SYSTEM_SPACE
 from holdfast.layers.transfer import Progress, copy_space, export_lines, import_lines, survey
 from holdfast.space import check_space
-from holdfast.store import SYSTEM_SPACE, Store
+from holdfast.store import Store
 
 app = topic()
 

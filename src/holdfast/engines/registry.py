@@ -27,10 +27,20 @@ async def _memory(rest: str, clock: Clock) -> Engine:
 
 
 async def _sqlite(rest: str, clock: Clock) -> Engine:
+    return await SqliteEngine.open(_path(rest), clock=clock)
+
+
+def _path(rest: str) -> Path:
     path = rest.removeprefix("//")
     if not path or "\0" in path:
         raise InvalidInput(f"{rest!r} is not a path of a store's file")
-    return await SqliteEngine.open(Path(path).expanduser(), clock=clock)
+    return Path(path).expanduser().absolute()
+
+
+def file_of(url: str) -> Path | None:
+    """The file that keeps this store, if it is kept in one."""
+    scheme, rest = split_url(url)
+    return _path(rest) if scheme == "sqlite" else None
 
 
 ENGINES: Final[dict[str, Callable[[str, Clock], Awaitable[Engine]]]] = {

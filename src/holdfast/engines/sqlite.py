@@ -55,6 +55,7 @@ from holdfast.engines.sqlite_file import (
     Bell,
     FileLock,
     ForeignFile,
+    boot_id,
     connect,
     in_doubt,
     prepare,
@@ -118,24 +119,26 @@ class SqliteEngine:
     @classmethod
     async def open(cls, path: str | Path, *, clock: Clock | None = None) -> SqliteEngine:
         """Open the store, creating the file if there is none."""
-        return cls(Path(path).absolute(), clock or SystemClock())
+        path = Path(path).absolute()
+        lock = FileLock(path)
+        try:
+            await asyncio.to_thread(prepare, path, lock, boot_id())
+            return cls(path, lock, clock or SystemClock())
+        except ForeignFile:
+            lock.remove()
+            raise
+        except BaseException:
+            lock.close()
+            raise
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, lock: FileLock, clock: Clock) -> None:
         self._path = path
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._lock = FileLock(path)
-        try:
-            prepare(path, self._lock)
-            with translating(path):
-                self._writer = connect(path)
-                self._reader = connect(path)
-        except ForeignFile:
-            self._lock.remove()
-            raise
-        except BaseException:
-            self._lock.close()
-            raise
+        self._lock = lock
+        with translating(path):
+            self._writer = connect(path)
+            self._reader = connect(path, reading=True)
         self._write: Execute = self._writer.cursor().execute
         self._rows = Writer(self._write, self._writer.cursor().executemany)
         self._read: Execute = self._reader.cursor().execute

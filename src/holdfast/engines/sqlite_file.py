@@ -20,17 +20,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import ctypes.util
 import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import apsw
 
 from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
+
+T = TypeVar("T")
 
 APPLICATION_ID: Final = 0x486F6C64  # "Hold"
 SCHEMA_VERSION: Final = 1
@@ -44,6 +45,10 @@ WAL_PAGES_MAX: Final = 8_000
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""
 POLL_S: Final = 0.25
+MMAP_BYTES: Final = 1024 * 1024 * 1024
+"""How much of the file is read through shared memory, which keeps reads cheap when the store is large."""
+ASYNC_JUMP: Final = 2**32
+"""By how much the revision of an async space jumps when the machine was restarted."""
 
 SCHEMA: Final = f"""
 CREATE TABLE spaces (
@@ -55,6 +60,8 @@ CREATE TABLE spaces (
     created_at INTEGER NOT NULL,
     dropped INTEGER NOT NULL
 ) STRICT;
+-- `boot` is the machine's boot id when the file was last opened for the first time since.
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE entries (
     space INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -110,55 +117,110 @@ class ForeignFile(IncompatibleStore):
     """The file is no Holdfast store of any version, so nobody uses the lock files beside it."""
 
 
-def connect(path: Path) -> apsw.Connection:
+def connect(path: Path, *, reading: bool = False) -> apsw.Connection:
     """A connection to an existing store, set up as every one must be."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(BUSY_MS)
     connection.execute(f"PRAGMA synchronous = FULL; PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     connection.wal_autocheckpoint(WAL_PAGES_MAX)
+    if reading:
+        connection.pragma("mmap_size", MMAP_BYTES)
     # Plans must not depend on bound values: otherwise a range on an indexed column is planned anew at each execution.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return connection
 
 
-def prepare(path: Path, lock: FileLock) -> None:
-    """Create the file or make sure that it is one of ours; raise a helpful error otherwise."""
-    version = apsw.sqlitelibversion()
+def prepare(path: Path, lock: FileLock, boot: str) -> None:
+    """Create the file, or make sure that it is one of ours and ready; raise a helpful error otherwise.
+
+    A store that is in use already is recognised without taking the lock, so opening it waits for nobody.
+    """
     if apsw.SQLITE_VERSION_NUMBER < SQLITE_VERSION_MIN:
+        version = apsw.sqlite_lib_version()
         raise IncompatibleStore(f"SQLite {version} can corrupt a shared file; holdfast needs 3.51.3 or newer (upgrade apsw)")
-    with translating(path), lock:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
-        try:
-            connection.set_busy_timeout(BUSY_MS)
-            _check_or_create(connection, path)
-        finally:
-            connection.close()
+    with translating(path):
+        if path.exists() and _with_connection(path, lambda connection: _is_ready(connection, path, boot)):
+            return
+        with lock:
+            _with_connection(path, lambda connection: _make_ready(connection, path, boot))
 
 
-def _check_or_create(connection: apsw.Connection, path: Path) -> None:
-    application = connection.pragma("application_id")
-    schema = connection.pragma("user_version")
-    if application == APPLICATION_ID:
+def _with_connection(path: Path, work: Callable[[apsw.Connection], T]) -> T:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+    try:
+        connection.set_busy_timeout(BUSY_MS)
+        return work(connection)
+    finally:
+        connection.close()
+
+
+def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
+    """Whether nothing needs to be written before the store is used."""
+    if not _is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
+        return False
+    return connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall() == [(boot,)]
+
+
+def _is_ours(connection: apsw.Connection, path: Path) -> bool:
+    """Ours, or new and empty (False); a foreign or newer file raises."""
+    if connection.pragma("application_id") == APPLICATION_ID:
+        schema = connection.pragma("user_version")
         if schema > SCHEMA_VERSION:
             raise IncompatibleStore(
                 f"{path} was written by a newer holdfast (schema {schema}, this one knows {SCHEMA_VERSION}); upgrade holdfast"
             )
-        _use_wal(connection, path)  # a backup comes without
-        return
-    if application != 0 or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None:
+        return True
+    if connection.pragma("application_id") or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall():
         raise ForeignFile(f"{path} is a SQLite file of another program, not a Holdfast store; nothing was changed")
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    _use_wal(connection, path)
-    connection.execute("PRAGMA synchronous = FULL")
+    return False
+
+
+def _make_ready(connection: apsw.Connection, path: Path, boot: str) -> None:
+    """With the lock held: create what is missing, and notice a restart of the machine."""
+    ours = _is_ours(connection, path)
+    if not ours:
+        connection.pragma("page_size", PAGE_BYTES)
+    _use_wal(connection, path)  # a backup comes without
+    connection.pragma("synchronous", "FULL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.execute(SCHEMA)
+        if not ours:
+            connection.execute(SCHEMA)
+        _note_boot(connection, boot)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
     sync_folder(path.parent)
+
+
+def _note_boot(connection: apsw.Connection, boot: str) -> None:
+    """After a restart of the machine, let the versions of async spaces jump.
+
+    Their last commits may be lost with the power, and with them versions that were given out already. The jump keeps
+    those from being given out twice; cursors from before it are Compacted, since what they saw may be gone.
+    """
+    known = connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall()
+    if known == [(boot,)]:
+        return
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", (boot,))
+    if known:
+        for (space,) in connection.execute("SELECT id FROM spaces WHERE durability = 'async'").fetchall():
+            connection.execute(
+                "INSERT INTO feed SELECT space, last + ?1, time, last_id + ?1, x'90' FROM feed "
+                "WHERE space = ?2 ORDER BY last DESC LIMIT 1",
+                (ASYNC_JUMP, space),
+            )
+            connection.execute("UPDATE spaces SET floor = (SELECT max(last) FROM feed WHERE space = ?1) WHERE id = ?1", (space,))
+
+
+def boot_id() -> str:
+    """What changes when the machine is restarted; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _use_wal(connection: apsw.Connection, path: Path) -> None:
@@ -287,7 +349,7 @@ class Bell:
 
     def _listen(self) -> int | None:
         """An inotify watch on the lock file; None where there is no inotify, or the loop cannot wait for it."""
-        libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+        libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "inotify_init1"):
             return None
         fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,7 +1,8 @@
 """The rows of a SQLite store: one function for one question or one change.
 
 Everything here runs inside a transaction that the engine has begun. A cursor that still has rows keeps its snapshot, and
-an old snapshot keeps the write-ahead log from being folded, so every statement is read to its end at once.
+an old snapshot keeps the write-ahead log from being folded, so every statement is read to its end at once, or ends with
+the transaction it belongs to.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ def read_feed(execute: Execute, space: int, after: int, limit: int) -> list[Chan
     """About `limit` commits after a revision; groups are kept whole."""
     sql = "SELECT commits FROM feed WHERE space = ? AND last > ? ORDER BY last LIMIT ?"
     found: list[ChangeSet] = []
-    for (commits,) in execute(sql, (space, after, limit)).fetchall():
+    for (commits,) in execute(sql, (space, after, limit)):  # the snapshot's end also ends this statement
+        found.extend(commit for commit in _decode_commits(commits) if commit.version > after)
         if len(found) >= limit:
             break
-        found.extend(commit for commit in _decode_commits(commits) if commit.version > after)
     return found
 
 

@@ -75,6 +75,16 @@ class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
+class _Note(msgspec.Struct):
+    """What is appended under `audit/notes/`."""
+
+    actor: str
+    operation: str
+    key: str
+    outcome: Outcome
+    reason: str = ""
+
+
 class Segment(msgspec.Struct, frozen=True):
     """Consecutive records, and the hash that chains them to what came before."""
 
@@ -98,6 +108,8 @@ class Verification(msgspec.Struct, frozen=True):
     upto: int
     hash: str
     problems: list[str]
+    unsealed: int = 0
+    """Records in the feed that the sealer has not reached yet."""
 
     @property
     def sound(self) -> bool:
@@ -150,13 +162,15 @@ class Audit:
     # --- sealing ---
 
     async def seal(self) -> int:
-        """Seal everything committed so far; gives the number of records sealed. Safe to run in several processes."""
+        """Seal everything committed before this call; gives the number of records. Safe to run in several processes."""
         consumer = Consumer(self._engine, self._space, HEAD)
+        found = await self._engine.spaces(self._space)
+        goal = found[0].revision if found else 0
         sealed = 0
         while True:
             cursor = await consumer.load()
             try:
-                segment = await self._next_segment(cursor, str(consumer.state.get("hash", GENESIS)))
+                segment = await self._next_segment(consumer, cursor_revision(cursor), goal)
                 if segment is None:
                     return sealed
                 await self._append(consumer, segment)
@@ -164,16 +178,20 @@ class Audit:
                 continue  # another process sealed this part
             sealed += len(segment.records)
 
-    async def _next_segment(self, cursor: str, previous: str) -> Segment | None:
-        after = upto = cursor_revision(cursor)
+    async def _next_segment(self, consumer: Consumer, after: int, goal: int) -> Segment | None:
+        previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()
         records: list[AuditRecord] = []
-        size = 0
-        floor = await self._floor()
-        if after < floor:  # the feed was compacted before it was sealed: say so, in the chain
-            now = self._scope.clock.now_ms()
-            lost = AuditRecord(floor, now, SYSTEM_ACTOR, "compact", "", "lost", reason=f"versions {after + 1} to {floor} were not sealed")
-            return _sealed(Segment(after, floor, now, previous, [lost]))
-        async for commit in self._engine.watch(self._space, cursor=cursor, live=False):
+        start = upto = after
+        size, floor = 0, await self._floor()
+        if start < floor:
+            if (start + 1, consumer.version) != (floor, floor):  # more is gone than the sealer's own last step: say so
+                reason = f"versions {start + 1} to {floor} were forgotten before they were sealed"
+                lost = AuditRecord(floor, now, SYSTEM_ACTOR, "compact", "", "lost", reason=reason)
+                return _sealed(Segment(after, floor, now, previous, [lost]))
+            start = floor
+        async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
+            if commit.version > goal:
+                break
             told = self._told(commit)
             if told:
                 records.extend(told)
@@ -181,7 +199,7 @@ class Audit:
                 size += sum(record.size for record in told)
                 if len(records) >= SEGMENT_RECORDS_MAX or size >= SEGMENT_BYTES_MAX:
                     break
-        return _sealed(Segment(after, upto, self._scope.clock.now_ms(), previous, records)) if records else None
+        return _sealed(Segment(after, upto, now, previous, records)) if records else None
 
     async def _append(self, consumer: Consumer, segment: Segment) -> None:
         segments, records = consumer.state.get("segments", 0), consumer.state.get("records", 0)
@@ -246,29 +264,34 @@ class Audit:
             problems.append("the end of the chain does not match its head: the newest segments were removed or replaced")
         if expect is not None and expect not in seen:
             problems.append(f"hash {expect} is not part of this chain")
-        problems += await self._compare_with_feed(cursor_revision(str(anchor.state.get("cursor", cursor_at(0)))))
-        return Verification(segments, records, upto, previous, problems)
+        differing, unsealed = await self._compare_with_feed(cursor_revision(str(anchor.state.get("cursor", cursor_at(0)))))
+        return Verification(segments, records, upto, previous, problems + differing, unsealed)
 
-    async def _compare_with_feed(self, pruned: int) -> list[str]:
-        """What the feed still tells must be what was sealed; both are read in order, side by side."""
+    async def _compare_with_feed(self, pruned: int) -> tuple[list[str], int]:
+        """What the feed still tells must be what was sealed; both are read in order, side by side.
+
+        Values are left out of the comparison: what counts as secret may have changed since, and the chain covers them.
+        """
         problems: list[str] = []
+        unsealed = 0
         upto, sealed = await self.sealed_upto(), self._sealed_by_version()
         at = await anext(sealed, None)
         start = max(pruned, await self._floor())
         async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
             told = self._told(commit)
-            if not told or commit.version > upto:
-                continue
-            while at is not None and at[0] < commit.version:
-                at = await anext(sealed, None)
-            if at != (commit.version, told):
-                problems.append(f"version {commit.version} was sealed differently from what the feed tells")
-        return problems[:PROBLEMS_MAX]
+            if commit.version > upto:
+                unsealed += len(told)
+            elif told:
+                while at is not None and at[0] < commit.version:
+                    at = await anext(sealed, None)
+                if at != (commit.version, [_without_value(record) for record in told]):
+                    problems.append(f"version {commit.version} was sealed differently from what the feed tells")
+        return problems[:PROBLEMS_MAX], unsealed
 
     async def _sealed_by_version(self) -> AsyncIterator[tuple[int, list[AuditRecord]]]:
         async for segment in self._segments():
             for version, records in groupby(segment.records, key=lambda record: record.version):
-                yield version, list(records)
+                yield version, [_without_value(record) for record in records]
 
     # --- in between ---
 
@@ -286,25 +309,34 @@ class Audit:
                 return
             after = page.entries[-1].key
 
+    def _shown(self, name: str, value: bytes) -> Any:
+        if len(value) > SHOWN_BYTES_MAX and not self._scope.redaction.is_secret_key(name):
+            return {"sha256": hashlib.sha256(value).hexdigest()}
+        try:
+            return self._scope.redaction.value(name, decode(value))
+        except Damaged:  # a client that bypassed the library wrote what is no JSON
+            return {"sha256": hashlib.sha256(value).hexdigest()}
+
     def _told(self, commit: ChangeSet) -> list[AuditRecord]:
         return [record for change in commit.changes if (record := self._record(commit, change)) is not None]
 
     def _record(self, commit: ChangeSet, change: Change) -> AuditRecord | None:
         if change.key.startswith(NOTES) and change.op == "push":
-            return AuditRecord(version=commit.version, at=commit.at, **decode(change.value))
+            note = decode(change.value, _Note)
+            return AuditRecord(
+                commit.version, commit.at, note.actor, note.operation, note.key, note.outcome, reason=note.reason
+            )
         if subspace_of(change.key) in UNAUDITED:
             return None
-        value: Any = None
-        if change.value:
-            name = change.key.split("/", 1)[1]
-            if change.size > SHOWN_BYTES_MAX and not self._scope.redaction.is_secret_key(name):
-                value = {"sha256": hashlib.sha256(change.value).hexdigest()}
-            else:
-                value = self._scope.redaction.value(name, decode(change.value))
+        value = self._shown(change.key.split("/", 1)[1], change.value) if change.value else None
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
             commit.version, commit.at, commit.actor, change.op, change.key, outcome, commit.request_id, value, change.size
         )
+
+
+def _without_value(record: AuditRecord) -> AuditRecord:
+    return msgspec.structs.replace(record, value=None)
 
 
 def _sealed(segment: Segment) -> Segment:

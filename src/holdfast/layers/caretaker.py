@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from holdfast.clock import Clock
@@ -22,7 +22,9 @@ from holdfast.errors import Conflict, Error
 from holdfast.ids import new_id
 from holdfast.layers.audit import Audit
 from holdfast.layers.collector import collect
+from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
+from holdfast.layers.settings import learn
 
 LEASE: Final = "system/caretaker"
 LEASE_MS: Final = 15_000
@@ -38,11 +40,21 @@ log = logging.getLogger("holdfast.caretaker")
 class Caretaker:
     """Looks after spaces in the background; `round` does one round at once."""
 
-    def __init__(self, engine: Engine, clock: Clock, retention: Retention, audit_of: Callable[[str], Audit]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        retention: Retention,
+        redaction: Redaction,
+        audit_of: Callable[[str], Audit],
+        sweep_blobs: Callable[[str], Awaitable[object]],
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._retention = retention
+        self._redaction = redaction
         self._audit_of = audit_of
+        self._sweep_blobs = sweep_blobs
         self._me = encode(new_id())
         self._spaces: dict[str, _Progress] = {}
         self._task: asyncio.Task[None] | None = None
@@ -55,10 +67,15 @@ class Caretaker:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End the task, and let go of what it holds so that another process need not wait."""
+        """End the task, seal what is left, and let go of the lease so that another process need not wait."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            for space in list(self._spaces):
+                try:
+                    await self._last_round(space)
+                except Error as exc:
+                    log.warning("space %s was closed with its audit not sealed to the end: %s", space, exc)
         for space, progress in self._spaces.items():
             if progress.holds_lease:
                 try:
@@ -99,9 +116,18 @@ class Caretaker:
             kept_ms = self._retention.ttl_ms("audit_logs")
             if kept_ms is not None:
                 await audit.prune(now - kept_ms)
+            await self._sweep_blobs(space)
+
+    async def _last_round(self, space: str) -> None:
+        """A process that lives shortly seals as it closes."""
+        found, progress = await self._engine.spaces(space), self._spaces[space]
+        unsealed = found and found[0].durability != "volatile" and found[0].revision != progress.revision
+        if unsealed and await self._hold(space, progress):
+            await self.tidy(space)
 
     async def tidy(self, space: str) -> None:
         """Collect and seal, now."""
+        await learn(self._engine, self._redaction, self._retention)
         await collect(self._engine, space)
         await self._audit_of(space).seal()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.codec import decode
-from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Change, Delete, Engine
+from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Change, Delete, Engine, cursor_at
 from holdfast.errors import Compacted
 from holdfast.keys import Subspace
 from holdfast.layers.batch import LIST, RECORDS, SET, record_key
@@ -25,18 +25,19 @@ _SUBSPACES: Final = {LIST: LISTS, SET: SETS}
 async def collect(engine: Engine, space: str) -> int:
     """Remove what the feed since the last time left unreachable; gives the number of entries removed."""
     consumer = Consumer(engine, space, POSITION)
-    cursor, moved, removed = await consumer.load(), "", 0
+    cursor, removed = await consumer.load(), 0
+    moved = cursor
     try:
         async for commit in engine.watch(space, RECORDS.root, cursor=cursor, live=False):
             for change in commit.changes:
                 if change.was in _SUBSPACES:
                     removed += await _remove_dead(engine, space, _SUBSPACES[change.was], change)
-                    moved = commit.cursor
+            moved = commit.cursor
     except Compacted:
         removed += await _collect_all(engine, space)
         found = await engine.spaces(space)
-        moved = f"r{found[0].revision}" if found else ""
-    if moved:
+        moved = cursor_at(found[0].revision) if found else cursor
+    if moved != cursor:
         await consumer.advance(moved)
     return removed
 

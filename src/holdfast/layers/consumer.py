@@ -23,14 +23,17 @@ class Consumer:
         self._key = key
         self._condition: Condition = Absent(key)
         self.state: dict[str, Any] = {}
+        self.version = 0
+        """The version of the entry, which is that of the last step."""
 
     async def load(self) -> str:
         """Read where it stands; the cursor of the very beginning if it never moved."""
         [entry] = await self._engine.get(self._space, [self._key])
         if entry is None:
-            self._condition, self.state = Absent(self._key), {}
+            self._condition, self.state, self.version = Absent(self._key), {}, 0
         else:
-            self._condition, self.state = VersionIs(self._key, entry.version), decode(entry.value)
+            self._condition, self.version = VersionIs(self._key, entry.version), entry.version
+            self.state = decode(entry.value)
         return str(self.state.get("cursor", cursor_at(0)))
 
     async def advance(self, cursor: str, *operations: Operation, **state: Any) -> None:
@@ -38,4 +41,4 @@ class Consumer:
         self.state = {**self.state, **state, "cursor": cursor}
         move = Put(self._key, encode(self.state))
         receipt = await self._engine.commit(self._space, Batch(ACTOR, (*operations, move), (self._condition,)))
-        self._condition = VersionIs(self._key, receipt.version)
+        self._condition, self.version = VersionIs(self._key, receipt.version), receipt.version

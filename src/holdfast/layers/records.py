@@ -107,12 +107,16 @@ class Records:
         return None if entry is None else _record(entry, as_type)
 
     async def get_many(self, keys: Iterable[str], *, as_type: type[Any] | None = None) -> dict[str, Any]:
-        """The values of those keys that exist, from one snapshot."""
+        """The values of those keys that exist, from one snapshot. Lists and sets are no values; they are left out."""
         names = Items(keys)
         if len(names) > GET_MANY_MAX:
             raise InvalidInput(f"get_many reads at most {GET_MANY_MAX:,} keys at once, not {len(names):,}")
         entries = await self._engine.get(self._space, [record_key(name) for name in names])
-        return {name: _record(entry, as_type).value for name, entry in zip(names, entries, strict=True) if entry}
+        return {
+            name: decode(entry.value, as_type)
+            for name, entry in zip(names, entries, strict=True)
+            if entry is not None and entry.tag not in (LIST, SET)
+        }
 
     async def exists(self, key: str) -> bool:
         """Whether there is a record, list or set of this name."""

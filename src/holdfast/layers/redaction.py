@@ -3,7 +3,7 @@
 A field is secret when its name says so: `password`, `api_key`, `accessToken`, `client-secret`; a record is secret when
 one of its key's elements does, or when its key matches a pattern given to `open(redact=Redaction(keys=["vault/*"]))`. The
 value of what is secret is replaced; names stay, so that one still sees what was changed. Watchers with the right to read
-see the truth: the feed is not redacted.
+see the truth: the feed is not redacted. What one process declares secret holds for all (`settings.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,16 @@ class Redaction:
     """Which names and keys are secret: the defaults, and what is added."""
 
     def __init__(self, *, fields: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
-        self._words = SECRET_WORDS | {_words(field) for field in fields}
-        self._keys = [re.compile(translate(pattern)) for pattern in keys]
+        self.fields: set[str] = set()
+        self.keys: set[str] = set()
+        self.add(fields, keys)
+
+    def add(self, fields: Iterable[str], keys: Iterable[str]) -> None:
+        """More names and patterns; nothing is ever taken away."""
+        self.fields |= set(fields)
+        self.keys |= set(keys)
+        self._words = SECRET_WORDS | {_words(field) for field in self.fields}
+        self._patterns = [re.compile(translate(pattern)) for pattern in sorted(self.keys)]
         # Most names contain the beginning of no secret word; one search tells.
         beginnings = {re.escape(word.split("_")[0]) for word in self._words}
         self._suspect = re.compile("|".join(sorted(beginnings)), re.IGNORECASE)
@@ -44,7 +52,7 @@ class Redaction:
         )
 
     def is_secret_key(self, key: str) -> bool:
-        if any(pattern.match(key) for pattern in self._keys):
+        if any(pattern.match(key) for pattern in self._patterns):
             return True
         return self._suspect.search(key) is not None and any(map(self.is_secret_field, key.split("/")))
 

@@ -5,7 +5,7 @@ state in the same commit. An explicit ttl wins; a value with neither never expir
 `retention=Retention(durable={"correlation_state": {"default": "2d"}})` to `open` to change or add rows.
 
 `None` means: kept until it is deleted. A ttl never removes something that still runs: tasks, messages and executions get
-one only in a state that is their end.
+one only in a state that is their end. Request ids are kept for an hour, by the engines themselves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ DURABLE: Final[Table] = {
     "workflow_execution": {"default": None, "completed": "24h", "failed": "24h", "cancelled": "24h"},
     "message": {"default": None},
     "feed": {"default": "24h"},
-    "request": {"default": "1h"},
     "other": {"default": "1h"},
 }
+
+
+SHARED: Final = ("feed", "audit_logs")
+"""Types whose lifetime is applied by whichever process looks after the store (`settings.py`)."""
 
 
 class Retention:
@@ -51,6 +54,14 @@ class Retention:
     def __init__(self, *, durable: Table | None = None, volatile: Table | None = None) -> None:
         self._durable = _merged(DURABLE, durable)
         self._volatile = _merged(VOLATILE, volatile)
+        self.told = {type: self._durable[type]["default"] for type in SHARED if type in (durable or {})}
+        """What was given for the types that the whole store must agree on."""
+
+    def adopt(self, kept_ms: Mapping[str, int | None]) -> None:
+        """Take over what other processes were told, except where this one was told itself."""
+        for type, ttl_ms in kept_ms.items():
+            if type in SHARED and type not in self.told:
+                self._durable[type]["default"] = ttl_ms
 
     def ttl_ms(self, type: str, state: str | None = None, *, volatile: bool = False) -> int | None:
         """The lifetime of a value of this type in this state; None when it is kept."""

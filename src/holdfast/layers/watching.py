@@ -66,11 +66,13 @@ class RecordChanges:
         return len(self.changes)
 
 
-async def watch_records(scope: Scope, prefix: str, cursor: str | None) -> AsyncIterator[RecordChanges]:
+async def watch_records(
+    scope: Scope, prefix: str, cursor: str | None, live: bool = True
+) -> AsyncIterator[RecordChanges]:
     """The commits that change records, lists or sets whose name begins with the prefix."""
     check_prefix(prefix)
     prefixes = (RECORDS.root + prefix, LISTS.root + escape(prefix), SETS.root + escape(prefix))
-    async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor):
+    async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor, live=live):
         changes = [told for change in commit.changes if (told := _tell(change, commit.actor)) is not None]
         if changes:
             yield _commit(commit, changes)

@@ -1,0 +1,56 @@
+"""What every process that works on a store must agree on: which names are secret, how long feed and audit are kept.
+
+One process may have been told at `open` that `vault/*` is secret; another one seals the audit. So what is given to
+`open(redact=…, retention=…)` is written to the entry `system/settings` of the store's own space, and every process
+learns it when it opens the store and before it seals or prunes. Secrets are only ever added. Of two different lifetimes
+the one given last counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.codec import decode, encode
+from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Condition, Engine, Put, VersionIs
+from holdfast.errors import Conflict
+from holdfast.layers.redaction import Redaction
+from holdfast.layers.retention import Retention
+
+SYSTEM_SPACE: Final = "_holdfast"
+"""Where the store keeps what belongs to no space: its settings, and the note that a space was dropped."""
+SETTINGS: Final = "system/settings"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What is shared."""
+
+    secret_fields: list[str] = []
+    secret_keys: list[str] = []
+    kept_ms: dict[str, int | None] = {}
+
+
+async def learn(engine: Engine, redaction: Redaction, retention: Retention) -> tuple[Settings, Condition]:
+    """Take over what other processes were told."""
+    [entry] = await engine.get(SYSTEM_SPACE, [SETTINGS])
+    if entry is None:
+        return Settings(), Absent(SETTINGS)
+    settings = decode(entry.value, Settings)
+    redaction.add(settings.secret_fields, settings.secret_keys)
+    retention.adopt(settings.kept_ms)
+    return settings, VersionIs(SETTINGS, entry.version)
+
+
+async def share(engine: Engine, redaction: Redaction, retention: Retention) -> None:
+    """Learn, and tell what this process was told; a process that was told nothing writes nothing."""
+    while True:
+        known, unchanged = await learn(engine, redaction, retention)
+        mine = Settings(sorted(redaction.fields), sorted(redaction.keys), {**known.kept_ms, **retention.told})
+        if mine == known:
+            return
+        try:
+            await engine.commit(SYSTEM_SPACE, Batch(SYSTEM_ACTOR, (Put(SETTINGS, encode(mine)),), (unchanged,)))
+        except Conflict:
+            continue  # another process told something in the meantime
+        return

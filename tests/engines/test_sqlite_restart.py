@@ -1,0 +1,97 @@
+"""What only the SQLite engine has: a machine that was restarted, a lock that is not let go, a file beside the file."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.engine import Batch, Put, cursor_at
+from holdfast.engines import sqlite as sqlite_engine
+from holdfast.engines.sqlite import SqliteEngine
+from holdfast.engines.sqlite_file import ASYNC_JUMP, FileLock
+from holdfast.errors import Compacted, Unavailable
+
+
+async def put(engine: SqliteEngine, space: str, value: bytes) -> int:
+    return (await engine.commit(space, Batch("a", (Put("records/k", value),)))).version
+
+
+async def test_versions_lost_with_the_power_are_not_given_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the file from before the last commits, under another boot id, is what a power failure leaves."""
+    path = tmp_path / "team.db"
+    engine = await SqliteEngine.open(path)
+    await engine.create("relaxed", "async")
+    await put(engine, "relaxed", b"1")
+    await put(engine, "strict", b"1")
+    await engine.close()
+    left = tmp_path / "left.db"
+    shutil.copy(path, left)
+    engine = await SqliteEngine.open(path)
+    lost = [await put(engine, "relaxed", b"2") for _ in range(5)]
+    await engine.close()
+    monkeypatch.setattr(sqlite_engine, "boot_id", lambda: "another boot")
+    engine = await SqliteEngine.open(left)
+    version = await put(engine, "relaxed", b"3")
+    assert version > max(lost)
+    assert version == 1 + ASYNC_JUMP + 1
+    assert await put(engine, "strict", b"2") == 2
+    with pytest.raises(Compacted):
+        await anext(engine.watch("relaxed", cursor=cursor_at(lost[-1])))
+    await engine.close()
+    again = await SqliteEngine.open(left)
+    assert await put(again, "relaxed", b"4") == version + 1
+    await again.close()
+
+
+async def test_a_lock_that_is_not_let_go_is_told_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_engine, "LOCK_WAIT_S", 0.05)
+    engine = await SqliteEngine.open(tmp_path / "team.db")
+    first = await put(engine, "s", b"1")
+    stuck = FileLock(tmp_path / "team.db")
+    with stuck:
+        with pytest.raises(Unavailable, match="nothing was changed"):
+            await put(engine, "s", b"2")
+        assert (await engine.get("s", ["records/k"]))[0].value == b"1"  # type: ignore[union-attr]
+        late = asyncio.ensure_future(put(engine, "s", b"3"))
+        await asyncio.sleep(0)
+    assert await late == first + 1
+    stuck.close()
+    await engine.close()
+
+
+async def test_an_open_store_is_opened_again_while_its_lock_is_held(tmp_path: Path) -> None:
+    engine = await SqliteEngine.open(tmp_path / "team.db")
+    await put(engine, "s", b"1")
+    busy = FileLock(tmp_path / "team.db")
+    with busy:
+        other = await asyncio.wait_for(SqliteEngine.open(tmp_path / "team.db"), 10)
+        assert (await other.get("s", ["records/k"]))[0].value == b"1"  # type: ignore[union-attr]
+        await other.close()
+    busy.close()
+    await engine.close()
+
+
+async def test_people_can_read_the_file(tmp_path: Path) -> None:
+    engine = await SqliteEngine.open(tmp_path / "team.db")
+    await put(engine, "s", b'{"a":1}')
+    await engine.close()
+    with sqlite3.connect(tmp_path / "team.db") as shell:
+        rows = shell.execute("SELECT space, key, value, version, owner FROM readable").fetchall()
+    shell.close()
+    assert rows == [("s", "records/k", '{"a":1}', 1, "a")]
+
+
+async def test_the_write_ahead_log_does_not_grow_without_end(tmp_path: Path) -> None:
+    engine = await SqliteEngine.open(tmp_path / "team.db")
+    value = b'"' + b"x" * 20_000 + b'"'
+    for _ in range(30):
+        await asyncio.gather(*(engine.commit("s", Batch("a", (Put(f"records/{n}", value),))) for n in range(40)))
+        await engine.scan("s", "records/", limit=5)
+    assert (tmp_path / "team.db-wal").stat().st_size < 40_000_000
+    await engine.close()
