@@ -34,7 +34,7 @@ import msgspec
 from holdfast.clock import TTL_MS_MAX
 from holdfast.codec import INT64_MAX, INT64_MIN
 from holdfast.errors import Compacted, InvalidInput
-from holdfast.keys import KEY_BYTES_MAX, check_key
+from holdfast.keys import KEY_BYTES_MAX, check_key, shown
 
 OPERATIONS_MAX: Final = 128
 CONDITIONS_MAX: Final = 256
@@ -417,17 +417,19 @@ def check_prefix(prefix: str) -> None:
 
 def _check_value(key: str, value: bytes) -> int:
     if type(value) is not bytes:
-        raise InvalidInput(f"the value of {key!r:.60} must be bytes made by the codec, not {type(value).__name__}")
+        raise InvalidInput(f"the value of {shown(key)} must be bytes made by the codec, not {type(value).__name__}")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidInput(
-            f"the value of {key!r:.60} is {len(value):,} bytes; the limit is {VALUE_BYTES_MAX:,}. Keep large data as a blob"
+            f"the value of {shown(key)} is {len(value):,} bytes; the limit is {VALUE_BYTES_MAX:,}. Keep large data as a blob"
         )
     return len(value)
 
 
 def _check_extras(ttl_ms: int | None, tag: str) -> None:
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= TTL_MS_MAX):
-        raise InvalidInput(f"a ttl must be a positive number of milliseconds, at most a hundred years, not {ttl_ms!r:.60}")
+        raise InvalidInput(
+            f"a ttl must be a positive number of milliseconds, at most a hundred years, not {ttl_ms!r:.60}"
+        )
     if tag != "":
         check_label(tag, "a tag", TAG_BYTES_MAX)
 

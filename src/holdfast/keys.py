@@ -82,6 +82,12 @@ def prefix_end(prefix: str) -> str | None:
     return None
 
 
+def shown(key: str) -> str:
+    """A key as messages tell it to people: a record by the name they gave it, anything else in full."""
+    name = key.removeprefix("records/")
+    return ascii(name) if len(name) <= 60 else ascii(name[:57]) + "…"
+
+
 def subspace_of(key: str) -> str:
     return key[: key.index("/")]
 

@@ -166,7 +166,9 @@ class Store:
         check_space(name)
         if not await self.engine.spaces(name):
             raise NotFound(f"there is no space {name!r}")
-        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note("committed", "drop_space", f"spaces/{name}", actor=agent)
+        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
+            "committed", "drop_space", f"spaces/{name}", actor=agent
+        )
         await self.engine.drop(name)
 
     async def tidy(self) -> None:

@@ -91,7 +91,7 @@ def test_conditions_that_do_not_hold_end_with_3_and_change_nothing(cli: Cli) -> 
         cli("set", "k", "9", *condition, code=3)
     assert cli("set", "k", "9", "--if-absent", "--json", code=3).error == {
         "error": "conflict",
-        "message": "'records/k' was expected to be absent, but it is at version 1",
+        "message": "'k' was expected to be absent, but it is at version 1",
         "key": "records/k",
         "version": 1,
     }

@@ -30,7 +30,9 @@ async def segment_keys(space: Space) -> list[str]:
     return [entry.key for entry in (await space._scope.engine.scan(space.name, LOG)).entries]
 
 
-async def test_every_mutation_is_recorded_with_who_what_and_when(store: Store, space: Space, clock: ManualClock) -> None:
+async def test_every_mutation_is_recorded_with_who_what_and_when(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
     await space.records.set("k", 1, request_id="r-1")
     clock.advance("1s")
     await store.space("contoso", agent="risk").records.increment("k", 2)
@@ -70,7 +72,9 @@ async def test_records_are_filtered(store: Store, space: Space, clock: ManualClo
 
 async def test_secrets_are_redacted_in_the_audit_and_true_in_the_feed(space: Space) -> None:
     await space.records.set("service/api_key", "sk-123")
-    await space.records.set("user", {"name": "x", "accessToken": "t", "nested": [{"Client-Secret": "s", "tokens_used": 5}]})
+    await space.records.set(
+        "user", {"name": "x", "accessToken": "t", "nested": [{"Client-Secret": "s", "tokens_used": 5}]}
+    )
     await space.audit.seal()
     key, user = await all_records(space)
     assert key.value == "[redacted]"

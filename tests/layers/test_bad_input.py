@@ -55,7 +55,9 @@ async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
     assert await everything(space) == before
 
 
-@pytest.mark.parametrize("key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"])
+@pytest.mark.parametrize(
+    "key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"]
+)
 async def test_an_odd_key_is_a_key(space: Space, key: str) -> None:
     await space.records.set(key, 1)
     assert await space.records.keys() == [key]
@@ -63,7 +65,24 @@ async def test_an_odd_key_is_a_key(space: Space, key: str) -> None:
     assert await space.records.delete(key)
 
 
-BAD_TTLS = [0, -1, 0.0, -0.5, "0s", "-5s", "", "soon", "5 minutes", "1h30m", float("nan"), float("inf"), True, [], timedelta(0), 10**12]
+BAD_TTLS = [
+    0,
+    -1,
+    0.0,
+    -0.5,
+    "0s",
+    "-5s",
+    "",
+    "soon",
+    "5 minutes",
+    "1h30m",
+    float("nan"),
+    float("inf"),
+    True,
+    [],
+    timedelta(0),
+    10**12,
+]
 
 
 @pytest.mark.parametrize("ttl", BAD_TTLS, ids=repr)
@@ -76,7 +95,9 @@ async def test_a_bad_ttl_is_refused(space: Space, ttl: Any) -> None:
     assert await everything(space) == before
 
 
-@pytest.mark.parametrize("ttl", [1, 0.25, "90s", "250ms", "5m", "1h", "7d", " 2 h ", "1.5h", timedelta(minutes=1)], ids=repr)
+@pytest.mark.parametrize(
+    "ttl", [1, 0.25, "90s", "250ms", "5m", "1h", "7d", " 2 h ", "1.5h", timedelta(minutes=1)], ids=repr
+)
 async def test_a_good_ttl_is_accepted(space: Space, ttl: Any) -> None:
     await space.records.set("k", 1, ttl=ttl)
     assert (await space.records.entry("k")).expires_at is not None  # type: ignore[union-attr]
@@ -144,7 +165,9 @@ async def refused(url: Any, kind: type[Error]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "  ", None, 5, "redis+x://host", "mysql://host/db", "memory:x", "sqlite:", "a\0b"], ids=repr)
+@pytest.mark.parametrize(
+    "url", ["", "  ", None, 5, "redis+x://host", "mysql://host/db", "memory:x", "sqlite:", "a\0b"], ids=repr
+)
 async def test_a_wrong_url_is_refused(url: Any) -> None:
     await refused(url, InvalidInput)
 

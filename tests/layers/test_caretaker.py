@@ -84,7 +84,9 @@ async def test_nothing_is_left_behind_when_the_feed_was_forgotten_first(store: S
     assert await count(space, LISTS.root) == 1
 
 
-async def test_the_feed_is_forgotten_after_its_retention_and_never_unsealed(store: Store, space: Space, clock: ManualClock) -> None:
+async def test_the_feed_is_forgotten_after_its_retention_and_never_unsealed(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
     caretaker = store._caretaker
     await space.records.set("old", 1)
     clock.advance("23h")

@@ -40,7 +40,9 @@ async def test_1_a_leader_by_compare_and_swap_ends_with_its_ttl(space: Space, cl
     assert await space.records.get("leader") == "b"
 
 
-async def test_1_the_timer_of_an_old_entry_does_not_end_its_successor(store: Store, space: Space, clock: ManualClock) -> None:
+async def test_1_the_timer_of_an_old_entry_does_not_end_its_successor(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
     await space.records.set("k", "old", ttl="5s")
     clock.advance("4s")
     await space.records.delete("k")

@@ -143,7 +143,8 @@ async def test_equal_objects_are_equal_whatever_the_order_of_their_fields(space:
 
 async def test_one_of_many_concurrent_swaps_wins(space: Space) -> None:
     outcomes = await asyncio.gather(
-        *(space.records.compare_and_swap("leader", number, expect=ABSENT) for number in range(50)), return_exceptions=True
+        *(space.records.compare_and_swap("leader", number, expect=ABSENT) for number in range(50)),
+        return_exceptions=True,
     )
     assert sum(isinstance(outcome, int) for outcome in outcomes) == 1
     assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 49

@@ -18,9 +18,7 @@ async def test_a_file_is_shared_by_several_stores(tmp_path: Path) -> None:
     async with holdfast.open(path) as one, holdfast.open(f"sqlite:{path}") as two:
         await one.space("s").records.set("k", 1)
         assert await two.space("s").records.get("k") == 1
-        await asyncio.gather(
-            *(store.space("s").records.increment("n") for store in (one, two) for _ in range(50))
-        )
+        await asyncio.gather(*(store.space("s").records.increment("n") for store in (one, two) for _ in range(50)))
         assert await one.space("s").records.get("n") == 100
         assert (await one.space("s").info()).revision == 101
 
@@ -49,7 +47,9 @@ async def test_durability_is_fixed_when_a_space_is_made(store: Store) -> None:
         await store.space("a", durability="sync").records.get("k")
 
 
-async def test_volatile_spaces_live_in_the_process_and_never_reuse_a_version(tmp_path: Path, clock: ManualClock) -> None:
+async def test_volatile_spaces_live_in_the_process_and_never_reuse_a_version(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     path = str(tmp_path / "team.db")
     async with holdfast.open(path, clock=clock) as store:
         space = store.space("scratch", durability="volatile")

@@ -114,7 +114,19 @@ def nested(depth: int) -> list[Any]:
         ({1: "integer keys"}, "str keys"),
         (nested(100_000), "nested too deeply"),
     ],
-    ids=["nan", "inf", "nested-inf", "struct-nan", "object", "class", "function", "surrogate", "key", "int-key", "deep"],
+    ids=[
+        "nan",
+        "inf",
+        "nested-inf",
+        "struct-nan",
+        "object",
+        "class",
+        "function",
+        "surrogate",
+        "key",
+        "int-key",
+        "deep",
+    ],
 )
 async def test_what_json_cannot_say_is_refused_and_nothing_changes(space: Space, value: Any, why: str) -> None:
     await space.records.set("k", 1)
@@ -146,7 +158,22 @@ def test_the_encoding_is_canonical() -> None:
     assert encode(1) != encode(1.0)
 
 
-@pytest.mark.parametrize("data", [b"01", b"-0", b"1.0", b"1e3", b"+1", b" 1", b"", b'"1"', b"9223372036854775808", b"-9223372036854775809", "١".encode()])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"01",
+        b"-0",
+        b"1.0",
+        b"1e3",
+        b"+1",
+        b" 1",
+        b"",
+        b'"1"',
+        b"9223372036854775808",
+        b"-9223372036854775809",
+        "١".encode(),
+    ],
+)
 def test_only_canonical_64_bit_decimals_are_numbers(data: bytes) -> None:
     assert integer(data) is None
 

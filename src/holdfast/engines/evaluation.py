@@ -47,7 +47,7 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.errors import Conflict, Error, InvalidInput
-from holdfast.keys import KEY_BYTES_MAX, subspace_of
+from holdfast.keys import KEY_BYTES_MAX, shown, subspace_of
 
 SWEEP_MAX: Final = 256
 ID_SHIFT: Final = 20
@@ -286,7 +286,9 @@ class _Step:
             return 0
         number = integer(entry.value)
         if number is None:
-            raise InvalidInput(f"{key!r} holds {entry.value[:40].decode(errors='replace')}, which is no 64-bit integer")
+            raise InvalidInput(
+                f"{shown(key)} holds {entry.value[:40].decode(errors='replace')}, which is no 64-bit integer"
+            )
         return number
 
     def _put(
@@ -298,9 +300,9 @@ class _Step:
         size = len(value)
         if old is None or old.owner != owner or len(old.value) != size:
             self.replaced.append((old, new))
-        shown = value if size <= FEED_VALUE_BYTES_MAX else b""
+        told = value if size <= FEED_VALUE_BYTES_MAX else b""
         was = "" if old is None else old.tag
-        self.changes.append(Change(op, key, True, shown, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
+        self.changes.append(Change(op, key, True, told, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
 
     def _remove(self, op: str, old: Entry) -> None:
         self.writes[old.key] = None
@@ -311,7 +313,7 @@ class _Step:
         old = self.live(key)
         total = self._number(key, old) + delta
         if not INT64_MIN <= total <= INT64_MAX:
-            raise InvalidInput(f"{key!r} would become {total}, which is no 64-bit integer any more")
+            raise InvalidInput(f"{shown(key)} would become {total}, which is no 64-bit integer any more")
         value = b"%d" % total
         if old is None:
             self._put("increment", key, value, None, self.batch.actor, self._expiry(ttl_ms), "")
@@ -324,7 +326,7 @@ class _Step:
         entry = self.live(op.key)
         if entry is None:
             raise Conflict(
-                f"{op.key!r} cannot be extended: it has expired or was never there", key=op.key, condition="touch"
+                f"{shown(op.key)} cannot be extended: it has expired or was never there", key=op.key, condition="touch"
             )
         if entry.expires_at is None:
             return None  # it never expires; there is nothing to extend
@@ -408,17 +410,17 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
 
 def refusal(condition: Condition, entry: Entry | None) -> Conflict:
     """Why a condition does not hold, in words and as attributes."""
-    key = condition.key
+    key, called = condition.key, shown(condition.key)
     there = "it is absent" if entry is None else f"it is at version {entry.version}"
     if isinstance(condition, Absent):
-        name, text = "absent", f"{key!r} was expected to be absent, but {there}"
+        name, text = "absent", f"{called} was expected to be absent, but {there}"
     elif isinstance(condition, Present):
-        name, text = "present", f"{key!r} was expected to be present, but {there}"
+        name, text = "present", f"{called} was expected to be present, but {there}"
     elif isinstance(condition, VersionIs):
-        name, text = "version", f"{key!r} was expected at version {condition.version}, but {there}"
+        name, text = "version", f"{called} was expected at version {condition.version}, but {there}"
     elif isinstance(condition, ValueIs):
-        name, text = "value", f"{key!r} does not hold the expected value: {there}"
+        name, text = "value", f"{called} does not hold the expected value: {there}"
     else:
         found = 0 if entry is None else integer(entry.value)
-        name, text = "at_least", f"{key!r} was expected to be at least {condition.number}, but it is {found}"
+        name, text = "at_least", f"{called} was expected to be at least {condition.number}, but it is {found}"
     return Conflict(text, key=key, condition=name, actual=entry)

@@ -220,7 +220,10 @@ class _Space:
     def due(self, now: int, limit: int) -> list[Entry]:
         if not self.expiries or self.expiries[0][0] > now:
             return []
-        return [self.entries[key] for _, key in islice(self.expiries.irange(maximum=(now + 1,), inclusive=(True, False)), limit)]
+        return [
+            self.entries[key]
+            for _, key in islice(self.expiries.irange(maximum=(now + 1,), inclusive=(True, False)), limit)
+        ]
 
     def request(self, actor: str, request_id: str) -> Stored | None:
         return self.requests.get((actor, request_id))

@@ -1,7 +1,7 @@
 """Which URL is kept by which engine.
 
-    team.db, ./data/team.db, sqlite:team.db     a SQLite file
-    memory:                                     this process's memory
+team.db, ./data/team.db, sqlite:team.db     a SQLite file
+memory:                                     this process's memory
 """
 
 from __future__ import annotations

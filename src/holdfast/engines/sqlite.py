@@ -86,6 +86,7 @@ COMPACT_ROWS: Final = 64
 
 T = TypeVar("T")
 
+
 class _Moved(Exception):
     """The space was dropped and made anew, with another durability, since this process looked."""
 
@@ -413,7 +414,11 @@ class SqliteEngine:
             seen = self._reader.pragma("data_version")
             sql = "SELECT id, durability, created_at FROM spaces WHERE name = ? AND NOT dropped"
             row = first_row(self._read, sql, (space,))
-        if known is not None and known.durability == "volatile" and (row is None or row[1:] != (known.durability, known.created_at)):
+        if (
+            known is not None
+            and known.durability == "volatile"
+            and (row is None or row[1:] != (known.durability, known.created_at))
+        ):
             self._volatile.forget(space)
         if row is None:
             self._homes.pop(space, None)

@@ -14,7 +14,9 @@ from holdfast.engine import Finding
 from holdfast.engines.sqlite_file import SCHEMA_VERSION, WAL_BYTES_KEPT
 
 FREE_BYTES_MIN: Final = 512 * 1024 * 1024
-NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"})
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"}
+)
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
 
@@ -37,8 +39,14 @@ def _journal(connection: apsw.Connection) -> list[Finding]:
     if mode != "wal":
         return [Finding("error", "journal", f"journal mode is {mode!r}, not 'wal'", "run: PRAGMA journal_mode = WAL")]
     return [
-        Finding("ok", "durability sync", "every commit is on disk (fsync) before its reply, and before any reader sees it"),
-        Finding("ok", "durability async", "commits survive a crash of the process; a crash of the machine may lose the latest"),
+        Finding(
+            "ok", "durability sync", "every commit is on disk (fsync) before its reply, and before any reader sees it"
+        ),
+        Finding(
+            "ok",
+            "durability async",
+            "commits survive a crash of the process; a crash of the machine may lose the latest",
+        ),
         Finding("ok", "durability volatile", "kept in each process's memory; lost when it ends"),
     ]
 
@@ -61,7 +69,11 @@ def _usage(connection: apsw.Connection) -> list[Finding]:
         "LEFT JOIN usage USING (space, owner, subspace) WHERE usage.keys IS NOT real.keys OR usage.bytes IS NOT real.bytes"
     ).fetchone()[0]  # type: ignore[index]
     if wrong:
-        return [Finding("error", "usage", f"{wrong} counts of keys or bytes are wrong", "export the store and import it anew")]
+        return [
+            Finding(
+                "error", "usage", f"{wrong} counts of keys or bytes are wrong", "export the store and import it anew"
+            )
+        ]
     return [Finding("ok", "usage", "the counts of keys and bytes are exact")]
 
 
@@ -69,7 +81,12 @@ def _disk(path: Path) -> list[Finding]:
     kind, findings = _file_system(path), []
     if kind in NETWORK_FILE_SYSTEMS:
         findings.append(
-            Finding("error", "file system", f"{kind}: locks and shared memory do not work over a network", "use a local disk")
+            Finding(
+                "error",
+                "file system",
+                f"{kind}: locks and shared memory do not work over a network",
+                "use a local disk",
+            )
         )
     elif kind in MEMORY_FILE_SYSTEMS:
         findings.append(Finding("warning", "file system", f"{kind}: everything is lost at a reboot", "use a disk"))
@@ -102,7 +119,9 @@ def _log(path: Path) -> list[Finding]:
     except FileNotFoundError:
         size = 0
     if size > 4 * WAL_BYTES_KEPT:
-        return [Finding("warning", "write-ahead log", f"{size:,} bytes", "a program holds a read transaction open; end it")]
+        return [
+            Finding("warning", "write-ahead log", f"{size:,} bytes", "a program holds a read transaction open; end it")
+        ]
     return [Finding("ok", "write-ahead log", f"{size:,} bytes")]
 
 

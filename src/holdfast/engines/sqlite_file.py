@@ -137,7 +137,9 @@ def prepare(path: Path, lock: FileLock, boot: str) -> None:
     """
     if apsw.SQLITE_VERSION_NUMBER < SQLITE_VERSION_MIN:
         version = apsw.sqlite_lib_version()
-        raise IncompatibleStore(f"SQLite {version} can corrupt a shared file; holdfast needs 3.51.3 or newer (upgrade apsw)")
+        raise IncompatibleStore(
+            f"SQLite {version} can corrupt a shared file; holdfast needs 3.51.3 or newer (upgrade apsw)"
+        )
     with translating(path):
         if path.exists() and _with_connection(path, lambda connection: _is_ready(connection, path, boot)):
             return
@@ -212,7 +214,9 @@ def _note_boot(connection: apsw.Connection, boot: str) -> None:
                 "WHERE space = ?2 ORDER BY last DESC LIMIT 1",
                 (ASYNC_JUMP, space),
             )
-            connection.execute("UPDATE spaces SET floor = (SELECT max(last) FROM feed WHERE space = ?1) WHERE id = ?1", (space,))
+            connection.execute(
+                "UPDATE spaces SET floor = (SELECT max(last) FROM feed WHERE space = ?1) WHERE id = ?1", (space,)
+            )
 
 
 def boot_id() -> str:

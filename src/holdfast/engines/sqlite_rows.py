@@ -66,7 +66,9 @@ def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
 
 def next_expiry(execute: Execute, space: int) -> int | None:
     """When the first entry of a space expires."""
-    (at,) = first_row(execute, "SELECT min(expires_at) FROM entries WHERE space = ? AND expires_at IS NOT NULL", (space,))
+    (at,) = first_row(
+        execute, "SELECT min(expires_at) FROM entries WHERE space = ? AND expires_at IS NOT NULL", (space,)
+    )
     return None if at is None else int(at)
 
 
@@ -250,7 +252,9 @@ class Writer:
                 (durability, audit_reads, max(now, head_of(self.execute, row[0])[1]), row[0]),
             )
         elif row[1] != durability:
-            raise InvalidInput(f"space {name!r} exists with durability {row[1]!r}; it cannot be opened as {durability!r}")
+            raise InvalidInput(
+                f"space {name!r} exists with durability {row[1]!r}; it cannot be opened as {durability!r}"
+            )
         elif audit_reads:
             self.execute("UPDATE spaces SET audit_reads = 1 WHERE id = ?", (row[0],))
 
@@ -291,7 +295,9 @@ class Writer:
             asked = [(space, c.actor, c.request_id, c.version) for c in _decode_commits(commits) if c.request_id]
             self._execute_many("DELETE FROM requests WHERE space = ? AND actor = ? AND id = ? AND version = ?", asked)
             if last == revision:
-                self.execute("UPDATE feed SET commits = ? WHERE space = ? AND last = ?", (_encode_commits([]), space, last))
+                self.execute(
+                    "UPDATE feed SET commits = ? WHERE space = ? AND last = ?", (_encode_commits([]), space, last)
+                )
             else:
                 self.execute("DELETE FROM feed WHERE space = ? AND last = ?", (space, last))
         more = len(rows) == COMPACT_ROWS

@@ -153,7 +153,9 @@ class Audit:
                 if _matches(record, actor, key, operation, outcome, since, until):
                     yield record
 
-    async def note(self, outcome: Outcome, operation: str, key: str, *, reason: str = "", actor: str | None = None) -> None:
+    async def note(
+        self, outcome: Outcome, operation: str, key: str, *, reason: str = "", actor: str | None = None
+    ) -> None:
         """Append what left no commit: a denial, or a read in a space that audits reads."""
         note = {"actor": actor or self._scope.actor, "operation": operation, "key": key, "outcome": outcome}
         value = encode({**note, "reason": reason})
@@ -261,10 +263,14 @@ class Audit:
             seen.add(previous)
         await head.load()
         if str(head.state.get("hash", GENESIS)) != previous:
-            problems.append("the end of the chain does not match its head: the newest segments were removed or replaced")
+            problems.append(
+                "the end of the chain does not match its head: the newest segments were removed or replaced"
+            )
         if expect is not None and expect not in seen:
             problems.append(f"hash {expect} is not part of this chain")
-        differing, unsealed = await self._compare_with_feed(cursor_revision(str(anchor.state.get("cursor", cursor_at(0)))))
+        differing, unsealed = await self._compare_with_feed(
+            cursor_revision(str(anchor.state.get("cursor", cursor_at(0))))
+        )
         return Verification(segments, records, upto, previous, problems + differing, unsealed)
 
     async def _compare_with_feed(self, pruned: int) -> tuple[list[str], int]:
@@ -331,7 +337,15 @@ class Audit:
         value = self._shown(change.key.split("/", 1)[1], change.value) if change.value else None
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
-            commit.version, commit.at, commit.actor, change.op, change.key, outcome, commit.request_id, value, change.size
+            commit.version,
+            commit.at,
+            commit.actor,
+            change.op,
+            change.key,
+            outcome,
+            commit.request_id,
+            value,
+            change.size,
         )
 
 

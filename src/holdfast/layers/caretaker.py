@@ -105,7 +105,11 @@ class Caretaker:
                 progress.pruned_at = now
                 await self._forget(info, info.revision, now)
             return
-        if info.revision != progress.revision and now - progress.sealed_at >= SEAL_MS and await self._hold(space, progress):
+        if (
+            info.revision != progress.revision
+            and now - progress.sealed_at >= SEAL_MS
+            and await self._hold(space, progress)
+        ):
             await self.tidy(space)
             progress.sealed_at = now
             progress.revision = await self._revision(space)

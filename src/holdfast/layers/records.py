@@ -216,7 +216,9 @@ class Records:
             elif isinstance(part, Condition):
                 conditions.append(part)
             else:
-                raise InvalidInput(f"{part!r:.60} is neither a condition nor an operation; see holdfast.set_, at_least, …")
+                raise InvalidInput(
+                    f"{part!r:.60} is neither a condition nor an operation; see holdfast.set_, at_least, …"
+                )
         return await self._scope.commit(tuple(operations), tuple(conditions), request_id)
 
     async def _with_retention(self, put: Put) -> Put:
@@ -264,9 +266,7 @@ class Records:
 
     # --- transactions ---
 
-    async def transact(
-        self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX
-    ) -> T:
+    async def transact(self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX) -> T:
         """Run a function that reads and writes through `tx`; all of it happens, or nothing. It may run several times."""
 
         async def run(transaction: Transaction) -> T:

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from holdfast.codec import integer
 from holdfast.engine import Absent, Condition, Delete, Entry, Increment, Operation, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput
+from holdfast.keys import shown
 from holdfast.layers.scope import Scope
 
 ATTEMPTS_MAX: Final = 100
@@ -59,7 +60,7 @@ class Transaction:
             return base
         number = 0 if base is None else integer(base)
         if number is None:
-            raise InvalidInput(f"{key!r} is incremented, but it holds no 64-bit integer")
+            raise InvalidInput(f"{shown(key)} is incremented, but it holds no 64-bit integer")
         return b"%d" % (number + added)
 
     def put(self, op: Put) -> None:

@@ -106,4 +106,6 @@ def _name(subspace: Subspace, change: Change) -> str:
 def _change(op: RecordOp, change: Change, key: str) -> RecordChange:
     type, state = split_tag(change.tag)
     expires_at = None if change.expires_at is None else as_datetime(change.expires_at)
-    return RecordChange(op, key, change.owner, change.size > 0 and not change.value, expires_at, type, state, change.value)
+    return RecordChange(
+        op, key, change.owner, change.size > 0 and not change.value, expires_at, type, state, change.value
+    )
