@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -204,35 +202,6 @@ async def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
         newer.execute("PRAGMA user_version = 99")
     newer.close()
     assert "upgrade holdfast" in await refused(str(path), IncompatibleStore)
-
-
-@pytest.mark.skipif(shutil.which("setpriv") is None and os.geteuid() == 0, reason="needs setpriv to give up root")
-async def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
-    """Root may write everywhere, so the test runs as somebody else where it has to."""
-    import subprocess
-    import sys
-
-    folder = tmp_path / "sealed"
-    folder.mkdir()
-    folder.chmod(0o555)
-    script = (
-        "import asyncio, holdfast\n"
-        "async def main():\n"
-        "    async with holdfast.open(%r): pass\n"
-        "try: asyncio.run(main())\n"
-        "except holdfast.Unavailable as exc: print('told:', exc)\n" % str(folder / "team.db")
-    )
-    for parent in [tmp_path, *tmp_path.parents]:
-        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
-    command = [sys.executable, "-c", script]
-    if os.geteuid() == 0:
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if "Permission denied" in done.stderr and "holdfast" not in done.stdout:
-        pytest.skip("another user cannot run this Python")
-    assert "check the folder and its permissions" in done.stdout, done
-    assert list(folder.iterdir()) == []
 
 
 async def test_a_store_that_is_not_open_or_closed_says_so(tmp_path: Path) -> None:

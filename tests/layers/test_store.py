@@ -141,7 +141,7 @@ async def test_a_store_used_after_a_fork_says_so(tmp_path: Path) -> None:
                 answer = repr(exc).encode()
             os.write(write, answer)
             os._exit(0)
-        os.waitpid(child, 0)
         os.close(write)
         assert b"before a fork" in os.read(read, 1000)
         os.close(read)
+        await asyncio.to_thread(os.waitpid, child, 0)

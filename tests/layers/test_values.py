@@ -171,7 +171,7 @@ def test_the_encoding_is_canonical() -> None:
         b'"1"',
         b"9223372036854775808",
         b"-9223372036854775809",
-        "١".encode(),
+        "\N{ARABIC-INDIC DIGIT ONE}".encode(),
     ],
 )
 def test_only_canonical_64_bit_decimals_are_numbers(data: bytes) -> None:
