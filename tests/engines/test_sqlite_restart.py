@@ -20,7 +20,9 @@ async def put(engine: SqliteEngine, space: str, value: bytes) -> int:
     return (await engine.commit(space, Batch("a", (Put("records/k", value),)))).version
 
 
-async def test_versions_lost_with_the_power_are_not_given_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_versions_lost_with_the_power_are_not_given_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy of the file from before the last commits, under another boot id, is what a power failure leaves."""
     path = tmp_path / "team.db"
     engine = await SqliteEngine.open(path)

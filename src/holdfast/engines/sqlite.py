@@ -9,7 +9,7 @@ time its turn comes. Replies, refusals included, leave only after the COMMIT: wh
 Request ids are not looked up first: they are inserted, and only if that collides is the group rolled back and evaluated
 again with look-ups. A collision is a retry, and retries are rare.
 
-Reads run inline on a connection of their own. SQLite shows a commit to readers only after its fsync, so a read is as
+Reads run inline too, on the connection that writes, whose cache is warm, or on another while the thread has that one. SQLite shows a commit to readers only after its fsync, so a read is as
 durable as the space asks. Durability `async` commits without the fsync: it survives a crash of the process, not of the
 machine. Volatile spaces are known to the file by name, and live in this process's memory.
 
@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -139,10 +139,10 @@ class SqliteEngine:
         self._lock = lock
         with translating(path):
             self._writer = connect(path)
-            self._reader = connect(path, reading=True)
+            self._reader = connect(path)
         self._write: Execute = self._writer.cursor().execute
         self._rows = Writer(self._write, self._writer.cursor().executemany)
-        self._read: Execute = self._reader.cursor().execute
+        self._read_beside: Execute = self._reader.cursor().execute
         self._synchronous = "sync"
         self._states: dict[str, SpaceState] = {}
         self._data_version = -1
@@ -348,15 +348,15 @@ class SqliteEngine:
                 return await self._volatile.get(space, keys)
         try:
             if len(keys) == 1:
-                rows = self._read(GET, (home.id, keys[0])).fetchall()
+                rows = self._reading()(GET, (home.id, keys[0])).fetchall()
                 if not rows:
                     return [None]
                 entry = Entry(*rows[0])
                 if entry.expires_at is None:
                     return [entry]
-            with self._snapshot():
-                now = self._now(home.id)
-                entries = fetch(self._read, home.id, keys)
+            with self._snapshot() as read:
+                now = max(self._clock.now_ms(), head_of(read, home.id)[1])
+                entries = fetch(read, home.id, keys)
         except apsw.Error as exc:
             raise translate(self._path, exc) from exc
         found = {entry.key: entry for entry in entries if entry.expires_at is None or entry.expires_at > now}
@@ -371,10 +371,10 @@ class SqliteEngine:
             return Page([], False, 0)
         if home.durability == "volatile":
             return await self._volatile.scan(space, prefix, after=after, limit=limit, reverse=reverse)
-        with translating(self._path), self._snapshot():
-            revision, time, _ = head_of(self._read, home.id)
+        with translating(self._path), self._snapshot() as read:
+            revision, time, _ = head_of(read, home.id)
             now = max(self._clock.now_ms(), time)
-            found = select_range(self._read, home.id, prefix, after, limit + 1, reverse=reverse, now=now)
+            found = select_range(read, home.id, prefix, after, limit + 1, reverse=reverse, now=now)
         return Page(found[:limit], len(found) > limit, revision)
 
     def watch(
@@ -385,17 +385,19 @@ class SqliteEngine:
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
         return follow(_SqliteFeed(self, space), prefixes, cursor, live)
 
-    @contextlib.contextmanager
-    def _snapshot(self) -> Any:
-        """Several reads of one moment. Never held across an await."""
-        self._read("BEGIN")
-        try:
-            yield
-        finally:
-            self._read("COMMIT")
+    def _reading(self) -> Execute:
+        """How to read now. The connection that writes has what it wrote in its cache, so it reads too, unless the thread has it."""
+        return self._write if self._in_thread is None else self._read_beside
 
-    def _now(self, space: int) -> int:
-        return max(self._clock.now_ms(), head_of(self._read, space)[1])
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[Execute]:
+        """Several reads of one moment. Never held across an await."""
+        read = self._reading()
+        read("BEGIN")
+        try:
+            yield read
+        finally:
+            read("COMMIT")
 
     def _home(self, space: str) -> _Home | None:
         """The space, if it exists.
@@ -410,10 +412,10 @@ class SqliteEngine:
 
     def _look_up(self, space: str, known: _Home | None) -> _Home | None:
         self._check_usable()
-        with translating(self._path), self._snapshot():
+        with translating(self._path), self._snapshot() as read:
             seen = self._reader.pragma("data_version")
             sql = "SELECT id, durability, created_at FROM spaces WHERE name = ? AND NOT dropped"
-            row = first_row(self._read, sql, (space,))
+            row = first_row(read, sql, (space,))
         if (
             known is not None
             and known.durability == "volatile"
@@ -448,8 +450,8 @@ class SqliteEngine:
 
     async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
         self._check_usable()
-        with translating(self._path), self._snapshot():
-            infos = describe(self._read, name)
+        with translating(self._path), self._snapshot() as read:
+            infos = describe(read, name)
         return [await self._with_volatile(info) if info.durability == "volatile" else info for info in infos]
 
     async def _with_volatile(self, info: SpaceInfo) -> SpaceInfo:
@@ -545,21 +547,22 @@ class _SqliteFeed:
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         engine = self._engine
-        with translating(engine._path), engine._snapshot():
-            floor, revision, space = self._position()
+        with translating(engine._path), engine._snapshot() as read:
+            floor, revision, space = self._position(read)
             if after < floor:
                 raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
-            return read_feed(engine._read, space, after, limit) if after < revision else []
+            return read_feed(read, space, after, limit) if after < revision else []
 
     async def changed(self, after: int) -> None:
         with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
             if self._position()[1] <= after:
                 await rung
 
-    def _position(self) -> tuple[int, int, int]:
+    def _position(self, within: Execute | None = None) -> tuple[int, int, int]:
         """The space's floor, revision and id; all 0 while there is no such space."""
         engine = self._engine
         engine._check_usable()
         with translating(engine._path):
-            row = first_row(engine._read, "SELECT floor, id FROM spaces WHERE name = ?", (self._space,))
-            return (0, 0, 0) if row is None else (row[0], head_of(engine._read, row[1])[0], row[1])
+            read = within or engine._reading()
+            row = first_row(read, "SELECT floor, id FROM spaces WHERE name = ?", (self._space,))
+            return (0, 0, 0) if row is None else (row[0], head_of(read, row[1])[0], row[1])

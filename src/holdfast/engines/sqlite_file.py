@@ -40,14 +40,18 @@ PAGE_BYTES: Final = 2048
 """Small pages: a commit writes every page it touches to the log, whole."""
 BUSY_MS: Final = 10_000
 """How long to wait for another program that has locked the file, such as the sqlite3 shell."""
-WAL_PAGES_MAX: Final = 8_000
-"""The write-ahead log is folded into the file when it has this many pages."""
+WAL_PAGES_MAX: Final = 1_000
+"""The write-ahead log is folded into the file when it has this many pages. Looking up a page that is written often takes
+longer the more often it is in the log, so a long log makes reads slow."""
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""
 POLL_S: Final = 0.25
-MMAP_BYTES: Final = 1024 * 1024 * 1024
-"""How much of the file is read through shared memory, which keeps reads cheap when the store is large."""
-ASYNC_JUMP: Final = 2**32
+CACHE_KIB: Final = 32 * 1024
+"""Pages a connection may keep in memory; what it does not use it does not take."""
+REVISION_BITS: Final = 43
+REVISION_MAX: Final = 2**REVISION_BITS - 1
+"""The last revision a space can reach: a hundred thousand commits a second for two years and nine months, without a pause."""
+ASYNC_JUMP: Final = 2**20
 """By how much the revision of an async space jumps when the machine was restarted."""
 
 SCHEMA: Final = f"""
@@ -72,19 +76,18 @@ CREATE TABLE entries (
     updated_at INTEGER NOT NULL,
     expires_at INTEGER,
     tag TEXT NOT NULL,
-    PRIMARY KEY (space, key)
-) STRICT, WITHOUT ROWID;
+    UNIQUE (space, key)
+) STRICT;
 CREATE INDEX expiries ON entries (space, expires_at) WHERE expires_at IS NOT NULL;
 -- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
 -- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
+-- `id` is space * 2^{REVISION_BITS} + the group's last revision.
 CREATE TABLE feed (
-    space INTEGER NOT NULL,
-    last INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY,
     time INTEGER NOT NULL,
     last_id INTEGER NOT NULL,
-    commits BLOB NOT NULL,
-    PRIMARY KEY (space, last)
-) STRICT, WITHOUT ROWID;
+    commits BLOB NOT NULL
+) STRICT;
 -- Which commit answered a request; its receipt is in the feed.
 CREATE TABLE requests (
     space INTEGER NOT NULL,
@@ -117,14 +120,13 @@ class ForeignFile(IncompatibleStore):
     """The file is no Holdfast store of any version, so nobody uses the lock files beside it."""
 
 
-def connect(path: Path, *, reading: bool = False) -> apsw.Connection:
+def connect(path: Path) -> apsw.Connection:
     """A connection to an existing store, set up as every one must be."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(BUSY_MS)
     connection.execute(f"PRAGMA synchronous = FULL; PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     connection.wal_autocheckpoint(WAL_PAGES_MAX)
-    if reading:
-        connection.pragma("mmap_size", MMAP_BYTES)
+    connection.pragma("cache_size", -CACHE_KIB)
     # Plans must not depend on bound values: otherwise a range on an indexed column is planned anew at each execution.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return connection
@@ -208,15 +210,23 @@ def _note_boot(connection: apsw.Connection, boot: str) -> None:
         return
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", (boot,))
     if known:
-        for (space,) in connection.execute("SELECT id FROM spaces WHERE durability = 'async'").fetchall():
+        rows = connection.execute("SELECT id FROM spaces WHERE durability = 'async'").fetchall()
+        for space in [int(row[0]) for row in rows]:  # type: ignore[arg-type]
+            first, last = feed_id(space, 0), feed_id(space, REVISION_MAX)
             connection.execute(
-                "INSERT INTO feed SELECT space, last + ?1, time, last_id + ?1, x'90' FROM feed "
-                "WHERE space = ?2 ORDER BY last DESC LIMIT 1",
-                (ASYNC_JUMP, space),
+                "INSERT INTO feed SELECT id + ?1, time, last_id + ?1, x'90' FROM feed "
+                "WHERE id BETWEEN ?2 AND ?3 ORDER BY id DESC LIMIT 1",
+                (ASYNC_JUMP, first, last),
             )
             connection.execute(
-                "UPDATE spaces SET floor = (SELECT max(last) FROM feed WHERE space = ?1) WHERE id = ?1", (space,)
+                "UPDATE spaces SET floor = coalesce((SELECT max(id) - ?1 FROM feed WHERE id BETWEEN ?1 AND ?2), 0) WHERE id = ?3",
+                (first, last, space),
             )
+
+
+def feed_id(space: int, revision: int) -> int:
+    """The row of the feed that ends with this revision."""
+    return (space << REVISION_BITS) + revision
 
 
 def boot_id() -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.engine import ChangeSet, Durability, Entry, SpaceInfo, Usage
 from holdfast.engines.evaluation import Group, Stored, size_of
+from holdfast.engines.sqlite_file import REVISION_MAX, feed_id
 from holdfast.errors import InvalidInput
 from holdfast.keys import prefix_end, subspace_of
 
@@ -29,14 +30,18 @@ KNOWN_BYTES_MAX: Final = 4096
 
 COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
 GET: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
-_PUT: Final = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT: Final = (
+    "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
+    "version = excluded.version, owner = excluded.owner, created_at = excluded.created_at, "
+    "updated_at = excluded.updated_at, expires_at = excluded.expires_at, tag = excluded.tag"
+)
 _SPACE: Final = "SELECT id, durability, dropped FROM spaces WHERE name = ?"
-_HEAD: Final = "SELECT last, time, last_id FROM feed WHERE space = ? ORDER BY last DESC LIMIT 1"
+_HEAD: Final = "SELECT id - ?1, time, last_id FROM feed WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1"
 _REVIVE: Final = "UPDATE spaces SET dropped = 0, durability = 'sync', audit_reads = 0, created_at = ? WHERE id = ?"
 _DUE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND expires_at <= ? ORDER BY expires_at, key LIMIT ?"  # noqa: S608
 _REQUEST: Final = (
-    "SELECT version, commits FROM requests JOIN feed ON feed.space = requests.space AND last >= version "
-    "WHERE requests.space = ? AND actor = ? AND id = ? ORDER BY last LIMIT 1"
+    "SELECT version, commits FROM requests JOIN feed ON feed.id >= ?1 + version "
+    "WHERE space = ?2 AND actor = ?3 AND requests.id = ?4 ORDER BY feed.id LIMIT 1"
 )
 _BATCHED: Final = {
     count: f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key IN ({', '.join('?' * count)})"  # noqa: S608
@@ -60,7 +65,7 @@ def first_row(execute: Execute, sql: str, values: tuple[Any, ...] = ()) -> Any:
 
 def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
     """A space's revision, time and last assigned id."""
-    row: tuple[int, int, int] | None = first_row(execute, _HEAD, (space,))
+    row: tuple[int, int, int] | None = first_row(execute, _HEAD, (feed_id(space, 0), feed_id(space, REVISION_MAX)))
     return (0, 0, 0) if row is None else row
 
 
@@ -106,9 +111,11 @@ def select_range(
 
 def read_feed(execute: Execute, space: int, after: int, limit: int) -> list[ChangeSet]:
     """About `limit` commits after a revision; groups are kept whole."""
-    sql = "SELECT commits FROM feed WHERE space = ? AND last > ? ORDER BY last LIMIT ?"
+    sql = "SELECT commits FROM feed WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
     found: list[ChangeSet] = []
-    for (commits,) in execute(sql, (space, after, limit)):  # the snapshot's end also ends this statement
+    for (commits,) in execute(
+        sql, (feed_id(space, after), feed_id(space, REVISION_MAX), limit)
+    ):  # the snapshot's end also ends this statement
         found.extend(commit for commit in _decode_commits(commits) if commit.version > after)
         if len(found) >= limit:
             break
@@ -183,7 +190,9 @@ class SpaceState:
         return [Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))]
 
     def request(self, actor: str, request_id: str) -> Stored | None:
-        row = None if self.id is None else first_row(self._execute, _REQUEST, (self.id, actor, request_id))
+        if self.id is None:
+            return None
+        row = first_row(self._execute, _REQUEST, (feed_id(self.id, 0), self.id, actor, request_id))
         if row is None:
             return None
         return next((commit for commit in _decode_stored(row[1]) if commit.version == row[0]), None)
@@ -261,8 +270,9 @@ class Writer:
     def drop(self, space: int) -> None:
         """Empty the space; what stays is its name and a head one revision further."""
         revision, time, last_id = head_of(self.execute, space)
-        for table in ("entries", "feed", "requests", "usage"):
+        for table in ("entries", "requests", "usage"):
             self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
+        self._clear_feed(space)
         self._head(space, revision + 1, time, last_id, [])
         self.execute("UPDATE spaces SET dropped = 1, floor = ? WHERE id = ?", (revision + 1, space))
 
@@ -279,8 +289,8 @@ class Writer:
         self._execute_many(_PUT, [(space, *_columns_of(entry)) for entry in entries])
         self._charge(space, usage)
         reached, time, last_id = head_of(self.execute, space)
-        for table in ("feed", "requests"):
-            self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
+        self.execute("DELETE FROM requests WHERE space = ?", (space,))
+        self._clear_feed(space)
         self._head(space, max(reached, revision), time, last_id, [])
         self.execute("UPDATE spaces SET floor = ? WHERE id = ?", (max(reached, revision), space))
 
@@ -288,18 +298,17 @@ class Writer:
         """Remove some of the feed up to a revision; True when there is more to remove. The head stays, emptied."""
         revision = head_of(self.execute, space)[0]
         rows = self.execute(
-            "SELECT last, commits FROM feed WHERE space = ? AND last <= ? ORDER BY last LIMIT ?",
-            (space, upto, COMPACT_ROWS),
+            "SELECT id - ?1, commits FROM feed WHERE id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3",
+            (feed_id(space, 0), feed_id(space, min(upto, REVISION_MAX)), COMPACT_ROWS),
         ).fetchall()
         for last, commits in rows:
             asked = [(space, c.actor, c.request_id, c.version) for c in _decode_commits(commits) if c.request_id]
             self._execute_many("DELETE FROM requests WHERE space = ? AND actor = ? AND id = ? AND version = ?", asked)
+            row = feed_id(space, last)
             if last == revision:
-                self.execute(
-                    "UPDATE feed SET commits = ? WHERE space = ? AND last = ?", (_encode_commits([]), space, last)
-                )
+                self.execute("UPDATE feed SET commits = ? WHERE id = ?", (_encode_commits([]), row))
             else:
-                self.execute("DELETE FROM feed WHERE space = ? AND last = ?", (space, last))
+                self.execute("DELETE FROM feed WHERE id = ?", (row,))
         more = len(rows) == COMPACT_ROWS
         floor = rows[-1][0] if more else min(upto, revision)
         self.execute("UPDATE spaces SET floor = max(floor, ?) WHERE id = ?", (floor, space))
@@ -318,8 +327,14 @@ class Writer:
         return int(space)
 
     def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> None:
-        row = (space, revision, time, last_id, _encode_commits(commits))
-        self.execute("INSERT INTO feed VALUES (?, ?, ?, ?, ?)", row)
+        if revision > REVISION_MAX:
+            raise InvalidInput(f"revision {revision} is beyond what a SQLite store can count to ({REVISION_MAX})")
+        self.execute(
+            "INSERT INTO feed VALUES (?, ?, ?, ?)", (feed_id(space, revision), time, last_id, _encode_commits(commits))
+        )
+
+    def _clear_feed(self, space: int) -> None:
+        self.execute("DELETE FROM feed WHERE id BETWEEN ? AND ?", (feed_id(space, 0), feed_id(space, REVISION_MAX)))
 
     def _charge(self, space: int, usage: dict[tuple[str, str], list[int]]) -> None:
         rows = [(space, *where, *amount) for where, amount in usage.items() if amount[0] or amount[1]]

@@ -1,0 +1,69 @@
+"""Eight processes on one SQLite file, in peace and under kill -9: one history, nothing lost, nothing twice.
+
+HOLDFAST_SOAK=1 makes the runs longer, not different.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.engines.sqlite import SqliteEngine
+from holdfast.testing.history import load
+from holdfast.testing.linearizability import check
+from tests.faults.driver import Fleet, all_entries, contradictions, fleet, whole_feed
+
+SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
+WORKERS = 8
+OPERATIONS_MIN = 1_000_000 if SOAK else 100_000
+TIMEOUT_S = 3600 if SOAK else 240
+
+
+async def judge(ran: Fleet) -> Counter[str]:
+    """Fail on whatever is wrong with what the fleet was told and left; otherwise count the outcomes."""
+    history = load(ran.files())
+    assert [str(violation) for violation in check(history)] == []
+    engine = await SqliteEngine.open(ran.path)
+    try:
+        feed = await whole_feed(engine)
+        entries = await all_entries(engine)
+        findings = await engine.inspect()
+    finally:
+        await engine.close()
+    assert list(contradictions(history, feed, entries)) == []
+    assert [finding for finding in findings if finding.level == "error"] == []
+    return Counter(op.outcome for op in history)
+
+
+async def test_eight_processes_on_one_file_are_linearizable(tmp_path: Path) -> None:
+    share = OPERATIONS_MIN // WORKERS // 4
+    with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
+        running.run(kill_every=None)
+        outcomes = await judge(running)
+    assert outcomes["unknown"] == outcomes["failed"] == 0
+    assert sum(outcomes.values()) >= OPERATIONS_MIN // 4
+
+
+async def test_eight_processes_on_one_file_are_linearizable_while_some_are_killed(tmp_path: Path) -> None:
+    share = OPERATIONS_MIN // WORKERS
+    with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
+        running.run(kill_every=0.3)
+        outcomes = await judge(running)
+    assert running.kills >= 15
+    assert outcomes["failed"] == 0
+    assert outcomes["unknown"] > 0, "no operation was left without an answer: the kills were too tame"
+    assert sum(outcomes.values()) >= OPERATIONS_MIN
+
+
+@pytest.mark.parametrize("seed", range(20 if SOAK else 1))
+async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(tmp_path: Path, seed: int) -> None:
+    """No process survives to keep the shared memory of the file alive, so that every opening recovers."""
+    with fleet(tmp_path, workers=4, clients=8, operations=10**9, keys=6, timeout=TIMEOUT_S) as running:
+        for _ in range(6):
+            running.work_then_kill_all(seed)
+            seed += 100
+        outcomes = await judge(running)
+    assert outcomes["ok"] > 500

@@ -1,0 +1,34 @@
+"""One process of the crash tests: `python -m tests.faults.worker '{"path": …}'`.
+
+It opens the shared SQLite file, repeats what its former lives left without an answer, and then does its share of random
+operations. It records everything in `<folder>/<name>.<life>.jsonl` and may be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from holdfast.engines.sqlite import SqliteEngine
+from holdfast.testing.history import Recorder, events
+from holdfast.testing.workload import Clients
+
+
+async def work(
+    path: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
+) -> None:
+    former = [event for past in range(life) for event in events(Path(folder, f"{name}.{past}.jsonl"))]
+    engine = await SqliteEngine.open(path)
+    recorder = Recorder(Path(folder, f"{name}.{life}.jsonl"), time.monotonic_ns)
+    fleet = Clients(engine, space, recorder, name, life, keys)
+    await fleet.resolve(former)
+    await fleet.run(clients, operations)
+    await engine.close()
+    recorder.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(**json.loads(sys.argv[1])))
