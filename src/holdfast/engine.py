@@ -185,7 +185,7 @@ class Receipt(msgspec.Struct, frozen=True):
 # --- the feed ---
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry's change. `value` is empty when the entry is gone or its value is over FEED_VALUE_BYTES_MAX (`size` tells)."""
 
     op: Literal["put", "delete", "increment", "push", "take", "expire"]
@@ -200,7 +200,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     expires_at: int | None = None
 
 
-class ChangeSet(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChangeSet(msgspec.Struct, frozen=True, array_like=True):
     """One commit: who, when, what, which request."""
 
     version: int

@@ -6,6 +6,8 @@ HOLDFAST_SOAK=1 makes the runs longer, not different.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.testing.history import load
 from holdfast.testing.linearizability import check
-from tests.faults.driver import Fleet, all_entries, contradictions, fleet, whole_feed
+from tests.faults.driver import ROOT, Fleet, all_entries, contradictions, fleet, whole_feed
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
@@ -67,3 +69,10 @@ async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(
             seed += 100
         outcomes = await judge(running)
     assert outcomes["ok"] > 500
+
+
+def test_processes_that_create_a_store_at_the_same_instant_all_open_it(tmp_path: Path) -> None:
+    rounds = 1000 if SOAK else 60
+    command = [sys.executable, "-m", "tests.faults.openers", str(tmp_path), str(rounds)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("", "", 0)

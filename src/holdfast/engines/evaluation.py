@@ -58,7 +58,7 @@ _NONE: Final = Change("put", "").value
 """No value: the default itself, because only that is omitted when a commit is encoded."""
 
 
-class Stored(ChangeSet, frozen=True, omit_defaults=True):
+class Stored(ChangeSet, frozen=True, array_like=True):
     """A commit as the feed keeps it: with what is needed to answer a repeated request."""
 
     digest: str = ""

@@ -63,7 +63,6 @@ from holdfast.engines.sqlite_file import (
     translating,
 )
 from holdfast.engines.sqlite_rows import (
-    GET,
     Execute,
     SpaceState,
     Writer,
@@ -300,9 +299,7 @@ class SqliteEngine:
         self, by_space: dict[str, list[Waiting]], states: dict[str, SpaceState], *, known_new: bool
     ) -> list[tuple[SpaceState, Group]]:
         """Evaluate and write the batches of each space. `states` are what earlier groups left, if nobody else wrote since."""
-        [(version,)] = self._write("PRAGMA data_version").fetchall()
-        if version != self._data_version:
-            self._data_version = version
+        if self._is_outdated():
             states.clear()
         now = self._clock.now_ms()
         done: list[tuple[SpaceState, Group]] = []
@@ -347,13 +344,12 @@ class SqliteEngine:
             if home.durability == "volatile":
                 return await self._volatile.get(space, keys)
         try:
-            if len(keys) == 1:
-                rows = self._reading()(GET, (home.id, keys[0])).fetchall()
-                if not rows:
-                    return [None]
-                entry = Entry(*rows[0])
-                if entry.expires_at is None:
+            if len(keys) == 1 and self._in_thread is None:
+                state = self._state(space)
+                entry = state.entry(keys[0])
+                if entry is None or entry.expires_at is None:
                     return [entry]
+                return [entry if entry.expires_at > max(self._clock.now_ms(), state.time) else None]
             with self._snapshot() as read:
                 now = max(self._clock.now_ms(), head_of(read, home.id)[1])
                 entries = fetch(read, home.id, keys)
@@ -388,6 +384,24 @@ class SqliteEngine:
     def _reading(self) -> Execute:
         """How to read now. The connection that writes has what it wrote in its cache, so it reads too, unless the thread has it."""
         return self._write if self._in_thread is None else self._read_beside
+
+    def _is_outdated(self) -> bool:
+        """Whether another connection has committed since the last time this was asked."""
+        [(version,)] = self._write("PRAGMA data_version").fetchall()
+        if version == self._data_version:
+            return False
+        self._data_version = version
+        return True
+
+    def _state(self, space: str) -> SpaceState:
+        """What is remembered of a space, as true as a fresh read; not while the thread has the connection."""
+        if self._is_outdated():
+            self._states.clear()
+        state = self._states.get(space)
+        if state is None:
+            with self._snapshot() as read:
+                state = self._states[space] = SpaceState(read, space)
+        return state
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Execute]:

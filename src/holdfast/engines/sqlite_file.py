@@ -78,7 +78,7 @@ CREATE TABLE entries (
     tag TEXT NOT NULL,
     UNIQUE (space, key)
 ) STRICT;
-CREATE INDEX expiries ON entries (space, expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;
 -- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
 -- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
 -- `id` is space * 2^{REVISION_BITS} + the group's last revision.

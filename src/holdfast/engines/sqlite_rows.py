@@ -142,10 +142,10 @@ def _describe_one(
 
 
 class SpaceState:
-    """One space as the evaluation reads it, inside the write transaction.
+    """One space as the evaluation and single reads see it, on the connection that writes.
 
     It is kept from one group to the next and remembers what it read and what was written, for as long as no other
-    connection commits; the engine drops it then, and after anything but a successful commit.
+    connection commits (`data_version` tells); the engine drops it then, and after anything but a successful commit.
     """
 
     def __init__(self, execute: Execute, name: str) -> None:
@@ -174,12 +174,16 @@ class SpaceState:
                     known[entry.key] = entry
 
     def entry(self, key: str) -> Entry | None:
-        try:
-            return self._known[key]
-        except KeyError:
-            row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
-            entry = self._known[key] = None if row is None else Entry(*row)
-            return entry
+        known = self._known
+        if key in known:
+            return known[key]
+        row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
+        entry = None if row is None else Entry(*row)
+        if entry is None or len(entry.value) <= KNOWN_BYTES_MAX:
+            if len(known) >= KNOWN_MAX:
+                known.clear()
+            known[key] = entry
+        return entry
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [] if self.id is None else select_range(self._execute, self.id, prefix, after, limit)
