@@ -10,8 +10,8 @@ write transaction instead. Whoever has to wait first takes `<file>-turn` and kee
 just committed cannot take the lock again before the one that waits: no process is starved. The kernel frees the locks of
 a process that dies.
 
-Waking. After a commit the writer overwrites one byte of the lock file. Watchers in other processes have an inotify watch
-on that file, so a commit costs one small system call however many watch. Where there is no inotify they compare SQLite's
+Waking. After a commit the writer reads one byte of the lock file. Watchers in other processes have an inotify watch on that
+file, which tells of reads too, so a commit costs one small system call however many watch, and nothing on the disk. Where there is no inotify they compare SQLite's
 `data_version` every POLL_S seconds, which also covers a lost event.
 """
 
@@ -262,6 +262,11 @@ class FileLock:
         self._lock = _open_beside(path, "-lock")
         try:
             self._turn = _open_beside(path, "-turn")
+            if os.fstat(self._lock).st_size == 0:
+                os.pwrite(self._lock, b"!", 0)  # what `ring` reads
+        except OSError as exc:
+            os.close(self._lock)
+            raise _cannot_open(path, exc) from exc
         except BaseException:
             os.close(self._lock)
             raise
@@ -289,7 +294,7 @@ class FileLock:
     def ring(self) -> None:
         """Tell watchers in other processes that something was committed."""
         with contextlib.suppress(OSError):  # they find out by themselves a moment later
-            os.pwrite(self._lock, b"!", 0)
+            os.pread(self._lock, 1, 0)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -331,7 +336,7 @@ def _flock(fd: int, how: int) -> bool:
 class Bell:
     """Wakes watchers in this process: when it commits itself (`wake`), and when another process rings."""
 
-    _IN_MODIFY: Final = 0x2
+    _IN_ACCESS: Final = 0x1
 
     def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
         self._name = f"{path}-lock"
@@ -370,7 +375,7 @@ class Bell:
         if fd < 0:
             return None
         try:
-            if libc.inotify_add_watch(fd, os.fsencode(self._name), self._IN_MODIFY) < 0:
+            if libc.inotify_add_watch(fd, os.fsencode(self._name), self._IN_ACCESS) < 0:
                 raise OSError(ctypes.get_errno(), "inotify")
             self._loop.add_reader(fd, self._heard, fd)
         except (OSError, NotImplementedError):
