@@ -8,6 +8,7 @@ that was cancelled before its batch was taken is left out; one that is cancelled
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from typing import Final
 
@@ -32,33 +33,36 @@ class Waiting(msgspec.Struct, eq=False):
 
 
 class CommitQueue:
-    """Batches that wait to be committed. Items are taken by one thread at a time; adding is safe meanwhile."""
+    """Batches that wait to be committed. Every item is taken once, by the writer or by `refuse_all`, in whichever thread."""
 
     def __init__(self) -> None:
         self._items: deque[Waiting] = deque()
+        self._taking = threading.Lock()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: Waiting) -> None:
-        self._items.append(item)
-        self.bytes += item.size
+        with self._taking:
+            self._items.append(item)
+            self.bytes += item.size
 
     def take_group(self) -> list[Waiting]:
         """The oldest batches: of one durability, bounded in number and bytes."""
         items = self._items
         group: list[Waiting] = []
         size = 0
-        while items and len(group) < GROUP_BATCHES_MAX:
-            item = items[0]
-            if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
-                break
-            items.popleft()
-            self.bytes -= item.size
-            if not item.reply.cancelled():
-                group.append(item)
-                size += item.size
+        with self._taking:
+            while items and len(group) < GROUP_BATCHES_MAX:
+                item = items[0]
+                if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
+                    break
+                items.popleft()
+                self.bytes -= item.size
+                if not item.reply.cancelled():
+                    group.append(item)
+                    size += item.size
         return group
 
     def refuse_all(self, reason: str) -> None:

@@ -159,10 +159,18 @@ def _with_connection(path: Path, work: Callable[[apsw.Connection], T]) -> T:
 
 
 def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
-    """Whether nothing needs to be written before the store is used."""
-    if not _is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
-        return False
-    return connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall() == [(boot,)]
+    """Whether nothing needs to be written before the store is used.
+
+    Looked at in one snapshot: another process may be creating the store right now, and half of what it writes looks like
+    a file of another program.
+    """
+    connection.execute("BEGIN")
+    try:
+        if not _is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
+            return False
+        return connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall() == [(boot,)]
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _is_ours(connection: apsw.Connection, path: Path) -> bool:

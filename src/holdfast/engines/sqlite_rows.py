@@ -282,6 +282,8 @@ class Writer:
 
     def load(self, name: str, entries: list[Entry], revision: int, now: int) -> None:
         row = first_row(self.execute, _SPACE, (name,))
+        if row is not None:
+            now = max(now, head_of(self.execute, row[0])[1])
         space = self._revive(name, row[0] if row else None, bool(row and row[2]), now)
         usage: dict[tuple[str, str], list[int]] = {}
         replaced = fetch(self.execute, space, [entry.key for entry in entries])

@@ -412,6 +412,9 @@ class TestTime:
         await subject.engine.drop(SPACE)
         await subject.commit(Put("a/k", b"1"))
         assert (await subject.info()).created_at == last.at
+        await subject.engine.drop(SPACE)
+        await subject.engine.load(SPACE, [], 1)
+        assert (await subject.info()).created_at == last.at
 
     async def test_time_does_not_fall_across_a_reopen(self, subject: Subject) -> None:
         await subject.commit(Put("a/k", b"1", ttl_ms=1000))
