@@ -368,9 +368,11 @@ def check_batch(batch: Batch) -> int:
         check_label(batch.request_id, "a request id", REQUEST_ID_BYTES_MAX)
     size = 0
     for condition in batch.conditions:
+        if not isinstance(condition, Condition):
+            raise InvalidInput(f"{condition!r:.60} is not a condition")
         check_key(condition.key)
         if isinstance(condition, ValueIs):
-            size += len(condition.value)
+            size += _check_value(condition.key, condition.value)
         elif isinstance(condition, AtLeast | VersionIs):
             _check_int64(condition.number if isinstance(condition, AtLeast) else condition.version)
     for op in operations:
