@@ -78,6 +78,8 @@ from holdfast.keys import check_key
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
+STEP_BACK_S: Final = 0.001
+"""How long a lone writer may go on without letting other tasks run."""
 INLINE_BYTES_MAX: Final = 512 * 1024
 """A group with more bytes than this is written in a thread."""
 COMPACT_ROWS: Final = 64
@@ -150,6 +152,8 @@ class SqliteEngine:
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
         self._queue = CommitQueue()
         self._scheduled = False
+        self._alone: asyncio.Task[Any] | None = None
+        self._stepped_back_at = 0.0
         self._in_thread: asyncio.Future[Any] | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sqlite")
         self._failed: str | None = None
@@ -167,14 +171,19 @@ class SqliteEngine:
         reply: asyncio.Future[Receipt] = self._loop.create_future()
         self._queue.add(Waiting(space, "sync" if home is None else home.durability, batch, size, reply))
         if not self._scheduled:
-            # The first to come commits for all: it lets whoever is ready queue up too, then takes them along.
+            # The first to come commits for all: it lets whoever is ready queue up too, then takes them along. A writer
+            # that was alone the last time need not step back each time, only often enough to let others run.
             self._scheduled = True
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                reply.cancel()
-                self._loop.call_soon(self._flush)
-                raise
+            task, now = asyncio.current_task(), self._loop.time()
+            if task is not self._alone or now - self._stepped_back_at > STEP_BACK_S:
+                self._stepped_back_at = now
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    reply.cancel()
+                    self._loop.call_soon(self._flush)
+                    raise
+            self._alone = task if len(self._queue) == 1 else None
             self._flush()
         try:
             return await reply
@@ -243,15 +252,16 @@ class SqliteEngine:
         by_space: dict[str, list[Waiting]] = {}
         for item in items:
             by_space.setdefault(item.space, []).append(item)
-        states, self._states = self._states, {}  # kept only if all goes well
         try:
             try:
-                done = self._transaction(lambda: self._evaluate(by_space, states, known_new=True), items[0].durability)
+                done = self._transaction(lambda: self._evaluate(by_space, known_new=True), items[0].durability)
             except apsw.ConstraintError:  # a request id is not new
-                done = self._transaction(lambda: self._evaluate(by_space, {}, known_new=False), items[0].durability)
-            states.update((state.name, state) for state, _ in done)
-            dead = {state.name for state, group in done if not state.keep(group)}
-            self._states = {name: state for name, state in states.items() if name not in dead}
+                done = self._transaction(lambda: self._evaluate(by_space, known_new=False), items[0].durability)
+            for state, group in done:
+                if state.keep(group):
+                    self._states[state.name] = state
+                else:
+                    self._states.pop(state.name, None)
         except OutcomeUnknown as doubt:
             for item in items:
                 if isinstance(item.outcome, Receipt):
@@ -269,6 +279,7 @@ class SqliteEngine:
             try:
                 answer = work()
             except BaseException:
+                self._states.clear()
                 self._rollback()
                 raise
             if self._writer.total_changes() == before:
@@ -277,9 +288,11 @@ class SqliteEngine:
             try:
                 self._write("COMMIT")
             except apsw.FullError:
+                self._states.clear()
                 self._rollback()
                 raise
             except apsw.Error as exc:
+                self._states.clear()
                 self._failed = f"an earlier commit to {self._path} failed on the disk ({exc}); open the store again"
                 with contextlib.suppress(apsw.Error):
                     self._rollback()
@@ -295,16 +308,14 @@ class SqliteEngine:
         if self._writer.in_transaction:
             self._write("ROLLBACK")
 
-    def _evaluate(
-        self, by_space: dict[str, list[Waiting]], states: dict[str, SpaceState], *, known_new: bool
-    ) -> list[tuple[SpaceState, Group]]:
-        """Evaluate and write the batches of each space. `states` are what earlier groups left, if nobody else wrote since."""
+    def _evaluate(self, by_space: dict[str, list[Waiting]], *, known_new: bool) -> list[tuple[SpaceState, Group]]:
+        """Evaluate and write the batches of each space."""
         if self._is_outdated():
-            states.clear()
+            self._states.clear()
         now = self._clock.now_ms()
         done: list[tuple[SpaceState, Group]] = []
         for name, items in by_space.items():
-            state = states.get(name) or SpaceState(self._write, name)
+            state = self._states.get(name) or SpaceState(self._write, name)
             if state.id is not None and not state.dropped and state.durability != items[0].durability:
                 for item in items:
                     item.outcome = _Moved()
@@ -499,7 +510,7 @@ class SqliteEngine:
 
         def run() -> T:
             with self._lock:
-                self._states = {}
+                self._states.clear()
                 return self._transaction(work)
 
         while self._in_thread is not None:

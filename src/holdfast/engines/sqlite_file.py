@@ -40,9 +40,8 @@ PAGE_BYTES: Final = 2048
 """Small pages: a commit writes every page it touches to the log, whole."""
 BUSY_MS: Final = 10_000
 """How long to wait for another program that has locked the file, such as the sqlite3 shell."""
-WAL_PAGES_MAX: Final = 1_000
-"""The write-ahead log is folded into the file when it has this many pages. Looking up a page that is written often takes
-longer the more often it is in the log, so a long log makes reads slow."""
+WAL_PAGES_MAX: Final = 4_000
+"""The write-ahead log is folded into the file when it has this many pages."""
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""
 POLL_S: Final = 0.25

@@ -246,14 +246,14 @@ class Writer:
                 self.execute("DELETE FROM entries WHERE space = ? AND key = ?", (space, key))
             else:
                 puts.append((space, *_columns_of(entry)))
-        if puts:
-            self._execute_many(_PUT, puts)
+        self._each(_PUT, puts)
         if group.commits:
             self._head(space, group.revision, group.now, group.last_id, group.commits)
             verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
             asked = [(space, c.actor, c.request_id, c.version) for c in group.commits if c.request_id is not None]
-            self._execute_many(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
-        self._charge(space, group.usage)
+            self._each(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
+        if group.usage:
+            self._charge(space, group.usage)
 
     def create(self, name: str, durability: Durability, audit_reads: bool, now: int) -> None:
         row = first_row(self.execute, _SPACE, (name,))
@@ -319,6 +319,12 @@ class Writer:
         floor = rows[-1][0] if more else min(upto, revision)
         self.execute("UPDATE spaces SET floor = max(floor, ?) WHERE id = ?", (floor, space))
         return more
+
+    def _each(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
+        if len(rows) == 1:
+            self.execute(sql, rows[0])
+        elif rows:
+            self._execute_many(sql, rows)
 
     def _revive(self, name: str, space: int | None, dropped: bool, now: int) -> int:
         if space is None:
