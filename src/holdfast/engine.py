@@ -163,12 +163,17 @@ Result: TypeAlias = bool | int | str | list[Entry] | None
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Conditions and operations, committed all or nothing."""
+    """Conditions and operations, committed all or nothing.
+
+    `fresh` promises that the request id was generated for this batch and is sent for the first time, so an engine need
+    not ask whether it was answered before. It can be repeated all the same, without `fresh`.
+    """
 
     actor: str
     operations: tuple[Operation, ...] = ()
     conditions: tuple[Condition, ...] = ()
     request_id: str | None = None
+    fresh: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True):

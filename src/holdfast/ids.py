@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import time
 
@@ -21,6 +22,8 @@ class _Source:
         self.counter = itertools.count()
 
 
+_GENERATED = re.compile(r"[0-9a-f]{30}")
+
 _source = _Source()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_source.renew)
@@ -29,3 +32,8 @@ if hasattr(os, "register_at_fork"):
 def new_id() -> str:
     """A fresh id, 30 characters."""
     return f"{_source.prefix}{next(_source.counter):08x}"
+
+
+def is_generated(id: str) -> bool:
+    """Whether an id has the form of those made here; one that somebody chose has it only by accident."""
+    return _GENERATED.fullmatch(id) is not None

@@ -47,6 +47,7 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.errors import Conflict, Error, InvalidInput
+from holdfast.ids import is_generated
 from holdfast.keys import KEY_BYTES_MAX, shown, subspace_of
 
 SWEEP_MAX: Final = 256
@@ -101,6 +102,7 @@ class Group:
         self.commits: list[Stored] = []
         self.touched = False
         self._requests: dict[tuple[str, str], Stored] = {}
+        """Commits by the request ids that must be found again quickly."""
         self._due = state.due(self.now, SWEEP_MAX)
         self._swept: Stored
 
@@ -115,12 +117,14 @@ class Group:
         `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
         """
         digest = ""
-        known_new = known_new and bool(batch.operations)  # a batch without operations is not written
         if batch.request_id is not None:
             digest = digest_of(batch)
-            receipt = self._known(batch, digest, known_new)
-            if receipt is not None:
-                return receipt
+            if not batch.fresh:
+                # A batch without operations is not written, and a generated id only when it is repeated.
+                known_new = known_new and bool(batch.operations) and not is_generated(batch.request_id)
+                receipt = self._known(batch, digest, known_new)
+                if receipt is not None:
+                    return receipt
         step = _Step(self, batch)
         try:
             for condition in batch.conditions:
@@ -128,10 +132,16 @@ class Group:
             results = [step.perform(op) for op in batch.operations]
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
-            if not (digest and known_new) or (receipt := self._known(batch, digest, False)) is None:
+            asked = digest and known_new and not batch.fresh
+            if not asked or (receipt := self._known(batch, digest, False)) is None:
                 raise
             return receipt
         return self._accept(step, results, digest)
+
+    @property
+    def asked(self) -> Iterable[Stored]:
+        """The commits whose request ids an engine indexes. A fresh id is in the feed only."""
+        return self._requests.values()
 
     def _known(self, batch: Batch, digest: str, known_new: bool) -> Receipt | None:
         """The answer to a request that was answered before."""
@@ -159,7 +169,7 @@ class Group:
                 kept = copied(kept)
             stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, digest, kept)
             self.commits.append(stored)
-            if batch.request_id is not None:
+            if batch.request_id is not None and not batch.fresh:
                 self._requests[batch.actor, batch.request_id] = stored
         elif step.writes:
             self.touched = True

@@ -40,7 +40,7 @@ PAGE_BYTES: Final = 2048
 """Small pages: a commit writes every page it touches to the log, whole."""
 BUSY_MS: Final = 10_000
 """How long to wait for another program that has locked the file, such as the sqlite3 shell."""
-WAL_PAGES_MAX: Final = 4_000
+WAL_PAGES_MAX: Final = 1_000
 """The write-ahead log is folded into the file when it has this many pages."""
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""

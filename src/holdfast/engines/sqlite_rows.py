@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.engine import ChangeSet, Durability, Entry, SpaceInfo, Usage
+from holdfast.engine import REQUEST_WINDOW_MS, ChangeSet, Durability, Entry, SpaceInfo, Usage
 from holdfast.engines.evaluation import Group, Stored, size_of
 from holdfast.engines.sqlite_file import REVISION_MAX, feed_id
 from holdfast.errors import InvalidInput
+from holdfast.ids import is_generated
 from holdfast.keys import prefix_end, subspace_of
 
 Execute = Callable[..., Any]
@@ -43,6 +44,7 @@ _REQUEST: Final = (
     "SELECT version, commits FROM requests JOIN feed ON feed.id >= ?1 + version "
     "WHERE space = ?2 AND actor = ?3 AND requests.id = ?4 ORDER BY feed.id LIMIT 1"
 )
+_BACKWARDS: Final = "SELECT commits FROM feed WHERE id BETWEEN ? AND ? AND time > ? ORDER BY id DESC"
 _BATCHED: Final = {
     count: f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key IN ({', '.join('?' * count)})"  # noqa: S608
     for count in (2, 8, 64)
@@ -141,6 +143,12 @@ def _describe_one(
     return SpaceInfo(name, durability, revision, created_at, bool(audit_reads), floor, due, held)
 
 
+def _find(commits: bytes, actor: str, request_id: str) -> Stored | None:
+    """The commit of this request in a row of the feed."""
+    found = (commit for commit in _decode_stored(commits) if (commit.actor, commit.request_id) == (actor, request_id))
+    return next(found, None)
+
+
 class SpaceState:
     """One space as the evaluation and single reads see it, on the connection that writes.
 
@@ -197,9 +205,15 @@ class SpaceState:
         if self.id is None:
             return None
         row = first_row(self._execute, _REQUEST, (feed_id(self.id, 0), self.id, actor, request_id))
-        if row is None:
-            return None
-        return next((commit for commit in _decode_stored(row[1]) if commit.version == row[0]), None)
+        if row is not None:
+            return _find(row[1], actor, request_id)
+        return self._search_feed(self.id, actor, request_id) if is_generated(request_id) else None
+
+    def _search_feed(self, space: int, actor: str, request_id: str) -> Stored | None:
+        """A generated id that is asked for again, after a failure: it stands in the feed, most likely near its end."""
+        needle, oldest = request_id.encode(), self.time - REQUEST_WINDOW_MS
+        rows = self._execute(_BACKWARDS, (feed_id(space, 0), feed_id(space, REVISION_MAX), oldest))
+        return next((found for (data,) in rows if needle in data and (found := _find(data, actor, request_id))), None)
 
     def keep(self, group: Group) -> bool:
         """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
@@ -250,7 +264,7 @@ class Writer:
         if group.commits:
             self._head(space, group.revision, group.now, group.last_id, group.commits)
             verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
-            asked = [(space, c.actor, c.request_id, c.version) for c in group.commits if c.request_id is not None]
+            asked = [(space, c.actor, c.request_id, c.version) for c in group.asked]
             self._each(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
         if group.usage:
             self._charge(space, group.usage)

@@ -35,7 +35,8 @@ class Scope:
         """One batch, under the caller's request id or a fresh one; to be awaited."""
         if self.guards:
             conditions = (*self.guards, *conditions)
-        batch = Batch(self.actor, operations, conditions, new_id() if request_id is None else request_id)
+        fresh = request_id is None
+        batch = Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
         return self.engine.commit(self.space, batch)
 
     async def durability(self) -> Durability:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast.engine import (
     REQUEST_WINDOW_MS,
     Absent,
+    Batch,
     Delete,
     Increment,
     Operation,
@@ -20,6 +22,7 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.errors import Conflict, InvalidInput
+from holdfast.ids import new_id
 from holdfast.testing.conformance.subject import ALICE, BOB, ELSEWHERE, SPACE, Subject
 
 EVERY_OPERATION: tuple[Operation, ...] = (
@@ -272,3 +275,32 @@ class TestRequests:
         moved.clear()
         first.results.clear()
         assert (await subject.commit(*batch, request_id="r")).results == expected
+
+    async def test_a_fresh_request_is_known_when_it_is_repeated(self, subject: Subject) -> None:
+        await prepare(subject)
+        batch = Batch(ALICE, EVERY_OPERATION, (), new_id(), fresh=True)
+        first = await subject.engine.commit(SPACE, batch)
+        for number in range(5):
+            await subject.commit(Put(f"a/later-{number}", b"1"))
+        after = await subject.snapshot()
+        again = msgspec.structs.replace(batch, fresh=False)
+        for _ in range(3):
+            assert await subject.engine.commit(SPACE, again) == first
+        assert await subject.snapshot() == after
+        with pytest.raises(InvalidInput):
+            await subject.engine.commit(SPACE, msgspec.structs.replace(again, operations=(Put("a/other", b"1"),)))
+        assert await subject.snapshot() == after
+
+    async def test_a_fresh_request_belongs_to_its_actor_and_space(self, subject: Subject) -> None:
+        batch = Batch(ALICE, (Increment("a/n", 1),), (), new_id(), fresh=True)
+        await subject.engine.commit(SPACE, batch)
+        again = msgspec.structs.replace(batch, fresh=False)
+        assert (await subject.engine.commit(SPACE, msgspec.structs.replace(again, actor=BOB))).results == [2]
+        assert (await subject.engine.commit(ELSEWHERE, again)).results == [1]
+        assert (await subject.engine.commit(SPACE, again)).results == [1]
+
+    async def test_a_generated_id_that_was_never_sent_is_new(self, subject: Subject) -> None:
+        batch = Batch(ALICE, (Increment("a/n", 1),), (), new_id())
+        receipt = await subject.engine.commit(SPACE, batch)
+        assert receipt.results == [1]
+        assert await subject.engine.commit(SPACE, batch) == receipt
