@@ -16,6 +16,7 @@ compare-and-set.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from itertools import groupby
@@ -47,7 +48,7 @@ ANCHOR: Final = "audit/anchor"
 LOG: Final = "audit/log/"
 NOTES: Final = "audit/notes/"
 GENESIS: Final = "0" * 64
-SEGMENT_RECORDS_MAX: Final = 500
+SEGMENT_RECORDS_MAX: Final = 200
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 4096
 """Longer values are told by size and hash."""
@@ -163,14 +164,18 @@ class Audit:
 
     # --- sealing ---
 
-    async def seal(self) -> int:
-        """Seal everything committed before this call; gives the number of records. Safe to run in several processes."""
+    async def seal(self, *, share: float = 1.0) -> int:
+        """Seal everything committed before this call; gives the number of records. Safe to run in several processes.
+
+        With a `share` below 1 it takes only that part of the time while others commit, so that they hardly notice it.
+        """
+        loop = asyncio.get_running_loop()
         consumer = Consumer(self._engine, self._space, HEAD)
         found = await self._engine.spaces(self._space)
         goal = found[0].revision if found else 0
         sealed = 0
         while True:
-            cursor = await consumer.load()
+            step, cursor, began = consumer.version, await consumer.load(), loop.time()
             try:
                 segment = await self._next_segment(consumer, cursor_revision(cursor), goal)
                 if segment is None:
@@ -179,6 +184,9 @@ class Audit:
             except Conflict:
                 continue  # another process sealed this part
             sealed += len(segment.records)
+            quiet = consumer.version == step + 1  # nothing was committed between the last two segments
+            if share < 1 and not quiet:
+                await asyncio.sleep((loop.time() - began) * (1 / share - 1))
 
     async def _next_segment(self, consumer: Consumer, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()

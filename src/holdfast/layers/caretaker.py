@@ -30,6 +30,8 @@ LEASE: Final = "system/caretaker"
 LEASE_MS: Final = 15_000
 ROUND_MS: Final = 1_000
 SEAL_MS: Final = 2_000
+SEALING_SHARE: Final = 0.03
+"""Of the time, while there is much to seal: what is committed faster than that is sealed when it gets quieter."""
 PRUNE_MS: Final = 600_000
 FORGET_MAX: Final = 100_000
 """Commits forgotten per round."""
@@ -110,7 +112,7 @@ class Caretaker:
             and now - progress.sealed_at >= SEAL_MS
             and await self._hold(space, progress)
         ):
-            await self.tidy(space)
+            await self.tidy(space, share=SEALING_SHARE)
             progress.sealed_at = now
             progress.revision = await self._revision(space)
         if now - progress.pruned_at >= PRUNE_MS and await self._hold(space, progress):
@@ -129,11 +131,11 @@ class Caretaker:
         if unsealed and await self._hold(space, progress):
             await self.tidy(space)
 
-    async def tidy(self, space: str) -> None:
+    async def tidy(self, space: str, *, share: float = 1.0) -> None:
         """Collect and seal, now."""
         await learn(self._engine, self._redaction, self._retention)
         await collect(self._engine, space)
-        await self._audit_of(space).seal()
+        await self._audit_of(space).seal(share=share)
 
     async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> None:
         """Forget the feed that is older than its retention, and not beyond what is sealed.
