@@ -28,7 +28,7 @@ class Waiting(msgspec.Struct, eq=False):
     durability: str
     batch: Batch
     size: int
-    reply: asyncio.Future[Receipt]
+    reply: asyncio.Future[Receipt] | None = None
     outcome: Receipt | BaseException | None = None
 
 
@@ -60,7 +60,7 @@ class CommitQueue:
                     break
                 items.popleft()
                 self.bytes -= item.size
-                if not item.reply.cancelled():
+                if item.reply is None or not item.reply.cancelled():
                     group.append(item)
                     size += item.size
         return group
@@ -79,7 +79,7 @@ def answer(items: list[Waiting]) -> None:
     """Give everybody their outcome; on the event loop."""
     for item in items:
         outcome, reply = item.outcome, item.reply
-        if reply.done():
+        if reply is None or reply.done():
             continue
         if isinstance(outcome, Receipt):
             reply.set_result(outcome)

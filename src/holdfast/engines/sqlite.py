@@ -78,7 +78,7 @@ from holdfast.keys import check_key
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
-STEP_BACK_S: Final = 0.001
+STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
 INLINE_BYTES_MAX: Final = 512 * 1024
 """A group with more bytes than this is written in a thread."""
@@ -168,28 +168,44 @@ class SqliteEngine:
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             return await self._volatile.commit(space, batch)
-        reply: asyncio.Future[Receipt] = self._loop.create_future()
-        self._queue.add(Waiting(space, "sync" if home is None else home.durability, batch, size, reply))
-        if not self._scheduled:
-            # The first to come commits for all: it lets whoever is ready queue up too, then takes them along. A writer
-            # that was alone the last time need not step back each time, only often enough to let others run.
-            self._scheduled = True
-            task, now = asyncio.current_task(), self._loop.time()
-            if task is not self._alone or now - self._stepped_back_at > STEP_BACK_S:
-                self._stepped_back_at = now
-                try:
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError:
-                    reply.cancel()
-                    self._loop.call_soon(self._flush)
-                    raise
-            self._alone = task if len(self._queue) == 1 else None
-            self._flush()
+        item = Waiting(space, "sync" if home is None else home.durability, batch, size)
         try:
-            return await reply
+            return self._commit_alone(item) or await self._commit_with_others(item)
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
+
+    def _commit_alone(self, item: Waiting) -> Receipt | None:
+        """At once, for a writer that was alone the last time too; it steps back often enough to let other tasks run."""
+        if self._scheduled or self._alone is None or self._alone is not asyncio.current_task():
+            return None
+        if self._loop.time() - self._stepped_back_at > STEP_BACK_S or item.size > INLINE_BYTES_MAX:
+            return None
+        if not self._lock.try_acquire():
+            return None
+        self._commit_and_release([item])
+        self._bell.wake()
+        if isinstance(item.outcome, Receipt):
+            return item.outcome
+        raise item.outcome or Unavailable("the batch was not committed")
+
+    async def _commit_with_others(self, item: Waiting) -> Receipt:
+        """In the queue. The first to come commits for all: it lets whoever is ready queue up too, then takes them along."""
+        reply: asyncio.Future[Receipt] = self._loop.create_future()
+        item.reply = reply
+        self._queue.add(item)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                reply.cancel()
+                self._loop.call_soon(self._flush)
+                raise
+            self._stepped_back_at = self._loop.time()
+            self._alone = asyncio.current_task() if len(self._queue) == 1 else None
+            self._flush()
+        return await reply
 
     def _flush(self) -> None:
         """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread."""
@@ -200,7 +216,7 @@ class SqliteEngine:
             return
         have_lock = self._lock.try_acquire()
         if have_lock and self._queue.bytes <= INLINE_BYTES_MAX:
-            self._answer(self._commit_queued())
+            self._answer(self._commit_and_release(self._queue.take_group()))
             if self._queue and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._flush)
@@ -226,7 +242,7 @@ class SqliteEngine:
         self._commit_in_thread()
 
     def _commit_in_thread(self) -> None:
-        done = self._commit_queued()
+        done = self._commit_and_release(self._queue.take_group())
         self._loop.call_soon_threadsafe(self._answer, done)
 
     def _give_up(self) -> None:
@@ -235,9 +251,8 @@ class SqliteEngine:
             "nothing was changed"
         )
 
-    def _commit_queued(self) -> list[Waiting]:
-        """With the lock held: take a group from the queue, commit it, release the lock. Outcomes are in the items."""
-        items = self._queue.take_group()
+    def _commit_and_release(self, items: list[Waiting]) -> list[Waiting]:
+        """With the lock held: commit a group and release the lock. Outcomes are in the items."""
         try:
             if items:
                 self._commit_group(items)

@@ -280,28 +280,35 @@ class FileLock:
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
-        if not _flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        try:
+            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return False
         try:
-            return _flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         finally:
-            _flock(self._turn, fcntl.LOCK_UN)
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+        return True
 
     def acquire(self) -> None:
         """Wait for the lock, ahead of whoever releases it now and wants it again."""
-        _flock(self._turn, fcntl.LOCK_EX)
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
-            _flock(self._lock, fcntl.LOCK_EX)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         finally:
-            _flock(self._turn, fcntl.LOCK_UN)
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def release(self) -> None:
-        _flock(self._lock, fcntl.LOCK_UN)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def ring(self) -> None:
         """Tell watchers in other processes that something was committed."""
-        with contextlib.suppress(OSError):  # they find out by themselves a moment later
+        try:
             os.pread(self._lock, 1, 0)
+        except OSError:
+            return  # they find out by themselves a moment later
 
     def close(self) -> None:
         os.close(self._lock)
@@ -327,17 +334,6 @@ def _open_beside(path: Path, suffix: str) -> int:
         return os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as exc:
         raise _cannot_open(path, exc) from exc
-
-
-def _flock(fd: int, how: int) -> bool:
-    while True:
-        try:
-            fcntl.flock(fd, how)
-        except BlockingIOError:
-            return False
-        except InterruptedError:
-            continue
-        return True
 
 
 class Bell:
