@@ -350,9 +350,15 @@ def resume_revision(cursor: str, floor: int, revision: int) -> int:
 
 def check_label(value: str, what: str, limit: int) -> None:
     """Actors, owners, tags and request ids: short text without control characters."""
-    if type(value) is str and len(value) <= limit and value.isascii() and value.isprintable():
+    if type(value) is str and 0 < len(value) <= limit and value.isascii() and value.isprintable():
         return
-    if type(value) is not str or not value.isprintable() or len(value) > limit or len(value.encode()) > limit:
+    if (
+        type(value) is not str
+        or not value
+        or not value.isprintable()
+        or len(value) > limit
+        or len(value.encode()) > limit
+    ):
         raise InvalidInput(f"{what} must be printable text of at most {limit} bytes, not {value!r:.60}")
 
 

@@ -51,6 +51,7 @@ from holdfast.engines.evaluation import Group, keys_of
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import CommitQueue, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.sqlite_feed import SqliteFeed
 from holdfast.engines.sqlite_file import (
     Bell,
     FileLock,
@@ -70,10 +71,9 @@ from holdfast.engines.sqlite_rows import (
     fetch,
     first_row,
     head_of,
-    read_feed,
     select_range,
 )
-from holdfast.errors import Compacted, Error, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.errors import Error, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.keys import check_key
 
 LOCK_WAIT_S: Final = 30
@@ -405,7 +405,7 @@ class SqliteEngine:
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        return follow(_SqliteFeed(self, space), prefixes, cursor, live)
+        return follow(SqliteFeed(self, space), prefixes, cursor, live)
 
     def _reading(self) -> Execute:
         """How to read now. The connection that writes has what it wrote in its cache, so it reads too, unless the thread has it."""
@@ -572,37 +572,3 @@ class SqliteEngine:
         self._reader.close()
         self._writer.close()
         self._lock.close()
-
-
-class _SqliteFeed:
-    """`Feed` of one space in the file."""
-
-    def __init__(self, engine: SqliteEngine, space: str) -> None:
-        self._engine = engine
-        self._space = space
-
-    async def bounds(self) -> tuple[int, int]:
-        floor, revision, _ = self._position()
-        return floor, revision
-
-    async def read(self, after: int, limit: int) -> list[ChangeSet]:
-        engine = self._engine
-        with translating(engine._path), engine._snapshot() as read:
-            floor, revision, space = self._position(read)
-            if after < floor:
-                raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
-            return read_feed(read, space, after, limit) if after < revision else []
-
-    async def changed(self, after: int) -> None:
-        with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
-            if self._position()[1] <= after:
-                await rung
-
-    def _position(self, within: Execute | None = None) -> tuple[int, int, int]:
-        """The space's floor, revision and id; all 0 while there is no such space."""
-        engine = self._engine
-        engine._check_usable()
-        with translating(engine._path):
-            read = within or engine._reading()
-            row = first_row(read, "SELECT floor, id FROM spaces WHERE name = ?", (self._space,))
-            return (0, 0, 0) if row is None else (row[0], head_of(read, row[1])[0], row[1])
