@@ -45,6 +45,8 @@ WAL_PAGES_MAX: Final = 1_000
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""
 POLL_S: Final = 0.25
+MMAP_BYTES: Final = 1024 * 1024 * 1024
+"""How much of the file is read through a memory map, shared by all processes: it keeps reads cheap in a large store."""
 CACHE_KIB: Final = 32 * 1024
 """Pages a connection may keep in memory; what it does not use it does not take."""
 REVISION_BITS: Final = 43
@@ -126,6 +128,7 @@ def connect(path: Path) -> apsw.Connection:
     connection.execute(f"PRAGMA synchronous = FULL; PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     connection.wal_autocheckpoint(WAL_PAGES_MAX)
     connection.pragma("cache_size", -CACHE_KIB)
+    connection.pragma("mmap_size", MMAP_BYTES)
     # Plans must not depend on bound values: otherwise a range on an indexed column is planned anew at each execution.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return connection

@@ -24,9 +24,9 @@ Execute = Callable[..., Any]
 COMPACT_ROWS: Final = 64
 """Feed rows removed per transaction."""
 
-KNOWN_MAX: Final = 4096
+KNOWN_MAX: Final = 32_768
 """Entries remembered of a space; more, and it is read afresh."""
-KNOWN_BYTES_MAX: Final = 4096
+KNOWN_BYTES_MAX: Final = 1024
 """Longer values are not remembered."""
 
 COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
@@ -152,8 +152,8 @@ def _find(commits: bytes, actor: str, request_id: str) -> Stored | None:
 class SpaceState:
     """One space as the evaluation and single reads see it, on the connection that writes.
 
-    It is kept from one group to the next and remembers what it read and what was written, for as long as no other
-    connection commits (`data_version` tells); the engine drops it then, and after anything but a successful commit.
+    It is kept from one group to the next and remembers what was written, for as long as no other connection commits
+    (`data_version` tells); the engine drops it then, and after anything but a successful commit.
     """
 
     def __init__(self, execute: Execute, name: str) -> None:
@@ -182,16 +182,10 @@ class SpaceState:
                     known[entry.key] = entry
 
     def entry(self, key: str) -> Entry | None:
-        known = self._known
-        if key in known:
-            return known[key]
-        row = None if self.id is None else first_row(self._execute, GET, (self.id, key))
-        entry = None if row is None else Entry(*row)
-        if entry is None or len(entry.value) <= KNOWN_BYTES_MAX:
-            if len(known) >= KNOWN_MAX:
-                known.clear()
-            known[key] = entry
-        return entry
+        if key in self._known:
+            return self._known[key]
+        rows = () if self.id is None else self._execute(GET, (self.id, key)).fetchall()
+        return Entry(*rows[0]) if rows else None
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [] if self.id is None else select_range(self._execute, self.id, prefix, after, limit)
