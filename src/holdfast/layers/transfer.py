@@ -249,7 +249,8 @@ def _entry(item: EntryLine, begun: SpaceLine) -> Entry:
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidInput(f"the value of {item.key!r:.60} is {len(value):,} bytes; the limit is {VALUE_BYTES_MAX:,}")
     check_label(item.owner, "an owner", NAME_BYTES_MAX)
-    check_label(item.tag, "a tag", TAG_BYTES_MAX)
+    if item.tag:
+        check_label(item.tag, "a tag", TAG_BYTES_MAX)
     _check_numbers(version=item.version, created_at=item.created_at, updated_at=item.updated_at)
     _check_numbers(expires_at=item.expires_at or 0)
     if item.version > begun.revision:
