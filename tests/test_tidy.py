@@ -160,32 +160,6 @@ def is_finished(source: Source) -> Iterator[str]:
             yield source.at(number, f"says {match[0]}; do it, or open an issue")
 
 
-WORKPLACE = re.compile(
-    r"(?P<where>(?<![\w.])/work/|/root/|/home/\w+)"
-    r"|(?P<who>\b(claude|anthropic|chatgpt|openai|copilot)\b|\bco-authored-by\b|\bas an ai\b|\blanguage model\b)"
-    r"|(?P<how>\b(system|user) prompt\b|\bprompted\b|\bsub-?agent\b|\bthe brief\b|\bcontext window\b|\bworkplace\b"
-    r"|\b(this|my|our|last|previous|next|working|coding) session\b)"
-    r"|(?P<papers>\b(mission|style|task-rules)\.md\b|\bseeds/|\bshared/architecture|\bmission (section )?\d"
-    r"|\barchitecture (section )?\d|(?-i:\bdocument [A-E]\b)|\bissue #?\d)"
-    r"|(?P<registry>\bpypi\.org\b|\bpythonhosted\b|\bregistry\.npmjs\b|\b(deb|security)\.debian\.org\b"
-    r"|\barchive\.ubuntu\.com\b|--(extra-)?index-url\b|\bfind-links\b)",
-    re.IGNORECASE,
-)
-WORKPLACE_WHY = {
-    "where": "names a folder of one machine",
-    "who": "names a tool somebody wrote it with",
-    "how": "speaks of how it was written, not of what it does",
-    "papers": "refers to a paper that is not part of the project",
-    "registry": "names a package registry; that is the machine's setting",
-}
-
-
-def speaks_of_the_product(source: Source) -> Iterator[str]:
-    for number, line in enumerate(source.text.splitlines(), 1):
-        for match in WORKPLACE.finditer(line):
-            yield source.at(number, f"{match[0]!r} {WORKPLACE_WHY[str(match.lastgroup)]}")
-
-
 FAULTS: list[tuple[Rule, str, int]] = [
     (has_a_docstring, "import os\n", 1),
     (does_not_read_time, "import time\n\nx = time.time()\n", 3),
@@ -204,11 +178,6 @@ FAULTS: list[tuple[Rule, str, int]] = [
     (is_short, "x = 1\n" * (LINES_MAX + 1), LINES_MAX + 1),
     (does_not_print, "def f():\n    print('x')\n", 2),
     (is_finished, "x = 1\n# FIXME later\n", 2),
-    (speaks_of_the_product, "one\nsee /work/main/README.md\n", 2),
-    (speaks_of_the_product, "as mission 2.1 says\n", 1),
-    (speaks_of_the_product, "written by Claude\n", 1),
-    (speaks_of_the_product, "in the previous session we\n", 1),
-    (speaks_of_the_product, "get it from https://pypi.org/simple\n", 1),
 ]
 
 
@@ -259,10 +228,6 @@ def test_only_the_command_line_prints() -> None:
 
 def test_nothing_is_left_for_later() -> None:
     report(finding for source in text_files() for finding in is_finished(source))
-
-
-def test_the_project_speaks_of_itself_only() -> None:
-    report(finding for source in text_files() for finding in speaks_of_the_product(source))
 
 
 # --- what users see ---
