@@ -4,13 +4,15 @@ A commit. `commit()` queues its batch; the loop's next step takes everything que
 BEGIN IMMEDIATE, evaluate the batches on an overlay (`evaluation.Group`), write the post-images once, COMMIT with an
 fsync, reply. A small group runs inline on the event loop, because handing it to a thread costs more than the write; a
 large one, or one that must wait for another process's turn, runs in a thread, and takes whatever has been queued by the
-time its turn comes. Replies, refusals included, leave only after the COMMIT: what they show is durable.
+time its turn comes. A writer that was alone the last time commits at once, without the queue. Replies, refusals
+included, leave only after the COMMIT: what they show is durable.
 
 Request ids are not looked up first: they are inserted, and only if that collides is the group rolled back and evaluated
-again with look-ups. A collision is a retry, and retries are rare.
+again with look-ups. A collision is a retry, and retries are rare. Ids the library made for one attempt (`fresh`) are in
+the feed only, and searched there should somebody repeat them.
 
-Reads run inline too, on the connection that writes, whose cache is warm, or on another while the thread has that one. SQLite shows a commit to readers only after its fsync, so a read is as
-durable as the space asks. Durability `async` commits without the fsync: it survives a crash of the process, not of the
+Reads run inline too, on the connection that writes, whose cache is warm, or on another while the thread has that one.
+Both show a commit only after its fsync, so a read is as durable as the space asks. Durability `async` commits without the fsync: it survives a crash of the process, not of the
 machine. Volatile spaces are known to the file by name, and live in this process's memory.
 
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves the outcome open, because

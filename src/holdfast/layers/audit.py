@@ -42,21 +42,18 @@ from holdfast.errors import Conflict, Damaged, InvalidInput
 from holdfast.keys import subspace_of
 from holdfast.layers.consumer import Consumer
 from holdfast.layers.scope import Scope
+from holdfast.middleware.audited_reads import NOTE_TTL_MS, NOTES, UNNOTED
 
 HEAD: Final = "audit/head"
 ANCHOR: Final = "audit/anchor"
 LOG: Final = "audit/log/"
-NOTES: Final = "audit/notes/"
 GENESIS: Final = "0" * 64
 SEGMENT_RECORDS_MAX: Final = 200
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 4096
 """Longer values are told by size and hash."""
-NOTE_TTL_MS: Final = 24 * 3_600_000
 PRUNE_MAX: Final = 100
 PROBLEMS_MAX: Final = 100
-UNAUDITED: Final = frozenset({"audit", "system"})
-"""Subspaces of the store's own book-keeping."""
 
 Outcome = Literal["committed", "expired", "denied", "read", "lost"]
 
@@ -340,7 +337,7 @@ class Audit:
             return AuditRecord(
                 commit.version, commit.at, note.actor, note.operation, note.key, note.outcome, reason=note.reason
             )
-        if subspace_of(change.key) in UNAUDITED:
+        if subspace_of(change.key) in UNNOTED:
             return None
         value = self._shown(change.key.split("/", 1)[1], change.value) if change.value else None
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
