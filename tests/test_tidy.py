@@ -27,6 +27,7 @@ LINES_MAX = 600
 
 READS_TIME = {
     "src/holdfast/clock.py": "the clock itself",
+    "src/holdfast/testing/servers/process.py": "a server that does not start is given up",
     "src/holdfast/ids.py": "request ids sort by the time they were made, whatever clock a store was given",
 }
 

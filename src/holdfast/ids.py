@@ -18,8 +18,8 @@ class _Source:
         self.renew()
 
     def renew(self) -> None:
-        self.prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
-        self.counter = itertools.count()
+        prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
+        self.ids = map(f"{prefix}%08x".__mod__, itertools.count())
 
 
 _GENERATED = re.compile(r"[0-9a-f]{30}")
@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):
 
 def new_id() -> str:
     """A fresh id, 30 characters."""
-    return f"{_source.prefix}{next(_source.counter):08x}"
+    return next(_source.ids)
 
 
 def is_generated(id: str) -> bool:

@@ -101,7 +101,7 @@ def test_a_chain_that_was_changed_ends_with_18(cli: Cli, folder: Path) -> None:
     cli("audit", "seal")
     assert "is not part of this chain" in cli("audit", "verify", "--expect", "00", code=18).out
     connection = apsw.Connection(str(folder / STORE))
-    change = "UPDATE entries SET value = CAST(replace(CAST(value AS TEXT), 'risk', 'mark') AS BLOB) WHERE key LIKE 'audit/log/%'"
+    change = "UPDATE large SET value = CAST(replace(CAST(value AS TEXT), 'risk', 'mark') AS BLOB) WHERE key LIKE 'audit/log/%'"
     connection.execute(change)
     connection.close()
     refused = cli("audit", "verify", code=18)
@@ -117,7 +117,7 @@ def test_a_chain_that_was_changed_ends_with_18(cli: Cli, folder: Path) -> None:
 def test_a_segment_that_was_overwritten_ends_with_18(cli: Cli, folder: Path) -> None:
     cli("audit", "seal")
     connection = apsw.Connection(str(folder / STORE))
-    connection.execute("UPDATE entries SET value = CAST('{}' AS BLOB) WHERE key LIKE 'audit/log/%'")
+    connection.execute("UPDATE large SET value = CAST('{}' AS BLOB) WHERE key LIKE 'audit/log/%'")
     connection.close()
     for words in (["audit", "verify"], ["audit"]):
         assert cli(*words, "--json", code=18).error["error"] == "damaged"

@@ -125,6 +125,10 @@ class Group:
                 receipt = self._known(batch, digest, known_new)
                 if receipt is not None:
                     return receipt
+        if len(batch.operations) == 1 and not batch.conditions and not self._due:
+            [op] = batch.operations
+            if isinstance(op, Put) and (receipt := self._put_alone(batch, op, digest)) is not None:
+                return receipt
         step = _Step(self, batch)
         try:
             for condition in batch.conditions:
@@ -157,6 +161,22 @@ class Group:
             )
         return stored.receipt()
 
+    def _put_alone(self, batch: Batch, op: Put, digest: str) -> Receipt | None:
+        """What a step does with the batch most often seen: one Put, no condition. None: it takes a step."""
+        key, now = op.key, self.now
+        old = self.writes[key] if key in self.writes else self._state.entry(key)
+        if old is not None and old.expires_at is not None and old.expires_at <= now:
+            return None
+        self.revision = revision = self.revision + 1
+        owner = batch.actor if op.owner is None else op.owner
+        expires_at = None if op.ttl_ms is None else now + op.ttl_ms
+        new, change = _images("put", key, op.value, old, owner, expires_at, op.tag, revision, now)
+        self.writes[key] = new
+        if old is None or old.owner != owner or len(old.value) != change.size:
+            self._account(old, new)
+        self._record(batch, revision, [change], digest, [None])
+        return Receipt(revision, now, [None])
+
     def _accept(self, step: _Step, results: list[Result], digest: str) -> Receipt:
         if self._due or step.expired:
             self._sweep(step.expired)
@@ -164,13 +184,7 @@ class Group:
         if step.changes or (digest and batch.operations):
             self.revision = step.revision
             self.last_id = step.last_id
-            kept = results if digest else []  # only a repeated request asks for them
-            if step.took:
-                kept = copied(kept)
-            stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, digest, kept)
-            self.commits.append(stored)
-            if batch.request_id is not None and not batch.fresh:
-                self._requests[batch.actor, batch.request_id] = stored
+            self._record(batch, step.revision, step.changes, digest, copied(results))
         elif step.writes:
             self.touched = True
         if step.writes:
@@ -178,6 +192,13 @@ class Group:
         for old, new in step.replaced:
             self._account(old, new)
         return Receipt(self.revision, self.now, results)
+
+    def _record(self, batch: Batch, revision: int, changes: list[Change], digest: str, results: list[Result]) -> None:
+        """Add the batch's commit to the feed, with its results if a repeated request may ask for them."""
+        stored = Stored(revision, self.now, batch.actor, changes, batch.request_id, digest, results if digest else [])
+        self.commits.append(stored)
+        if not batch.fresh and batch.request_id is not None:
+            self._requests[batch.actor, batch.request_id] = stored
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
         """Tell of what has expired, in a commit before the group's first.
@@ -221,7 +242,7 @@ class Group:
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
-    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "took", "writes")
+    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "writes")
 
     def __init__(self, group: Group, batch: Batch) -> None:
         self.group = group
@@ -234,7 +255,6 @@ class _Step:
         self.changes: list[Change] = []
         self.replaced: list[tuple[Entry | None, Entry | None]] = []
         self.expired: dict[str, Entry] = {}
-        self.took = False
 
     def live(self, key: str) -> Entry | None:
         """The entry as this batch sees it; an expired one is not there."""
@@ -304,15 +324,11 @@ class _Step:
     def _put(
         self, op: str, key: str, value: bytes, old: Entry | None, owner: str, expires_at: int | None, tag: str
     ) -> None:
-        now = self.now
-        new = Entry(key, value, self.revision, owner, now if old is None else old.created_at, now, expires_at, tag)
+        new, change = _images(op, key, value, old, owner, expires_at, tag, self.revision, self.now)
         self.writes[key] = new
-        size = len(value)
-        if old is None or old.owner != owner or len(old.value) != size:
+        if old is None or old.owner != owner or len(old.value) != change.size:
             self.replaced.append((old, new))
-        told = value if size <= FEED_VALUE_BYTES_MAX else b""
-        was = "" if old is None else old.tag
-        self.changes.append(Change(op, key, True, told, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
+        self.changes.append(change)
 
     def _remove(self, op: str, old: Entry) -> None:
         self.writes[old.key] = None
@@ -346,7 +362,6 @@ class _Step:
         return expires_at
 
     def _take(self, op: Take) -> list[Entry]:
-        self.took = True
         taken = self._first_live(op.source, op.n, op.upto)
         moved: list[Entry] = []
         for old in taken:
@@ -387,6 +402,30 @@ class _Step:
                     seen += 1
         live = (self.live(key) for key in sorted(found)[:n])
         return [entry for entry in live if entry is not None]
+
+
+def _images(
+    op: str,
+    key: str,
+    value: bytes,
+    old: Entry | None,
+    owner: str,
+    expires_at: int | None,
+    tag: str,
+    revision: int,
+    now: int,
+) -> tuple[Entry, Change]:
+    """An entry as it is written, and how the feed tells of it."""
+    size = len(value)
+    told = value if size <= FEED_VALUE_BYTES_MAX else b""
+    if old is None:
+        created_at, was = now, ""
+    else:
+        created_at, was = old.created_at, old.tag
+    return (
+        Entry(key, value, revision, owner, created_at, now, expires_at, tag),
+        Change(op, key, True, told, size, owner, tag, was, expires_at),  # type: ignore[arg-type]
+    )
 
 
 def digest_of(batch: Batch) -> str:

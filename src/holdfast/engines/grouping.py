@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from typing import Final
 
 import msgspec
@@ -36,7 +35,7 @@ class CommitQueue:
     """Batches that wait to be committed. Every item is taken once, by the writer or by `refuse_all`, in whichever thread."""
 
     def __init__(self) -> None:
-        self._items: deque[Waiting] = deque()
+        self._items: list[Waiting] = []
         self._taking = threading.Lock()
         self.bytes = 0
 
@@ -50,20 +49,25 @@ class CommitQueue:
 
     def take_group(self) -> list[Waiting]:
         """The oldest batches: of one durability, bounded in number and bytes."""
-        items = self._items
-        group: list[Waiting] = []
-        size = 0
         with self._taking:
-            while items and len(group) < GROUP_BATCHES_MAX:
-                item = items[0]
-                if group and (item.durability != group[0].durability or size + item.size > GROUP_BYTES_MAX):
-                    break
-                items.popleft()
-                self.bytes -= item.size
-                if item.reply is None or not item.reply.cancelled():
-                    group.append(item)
-                    size += item.size
-        return group
+            count, size = self._group()
+            group, self._items = self._items[:count], self._items[count:]
+            self.bytes -= size
+        return [item for item in group if item.reply is None or not item.reply.cancelled()]
+
+    def _group(self) -> tuple[int, int]:
+        """How many batches the next group has, and their bytes."""
+        items = self._items
+        fits = len(items) <= GROUP_BATCHES_MAX and self.bytes <= GROUP_BYTES_MAX
+        if fits and len({item.durability for item in items}) <= 1:
+            return len(items), self.bytes
+        size = 0
+        for count, item in enumerate(items):
+            full = count == GROUP_BATCHES_MAX or size + item.size > GROUP_BYTES_MAX
+            if count and (full or item.durability != items[0].durability):
+                return count, size
+            size += item.size
+        return len(items), size
 
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""

@@ -46,10 +46,11 @@ from holdfast.engine import (
     SpaceInfo,
     check_batch,
     check_durability,
+    check_keys,
     check_scan,
 )
 from holdfast.engines import sqlite_doctor
-from holdfast.engines.evaluation import Group, keys_of
+from holdfast.engines.evaluation import Group
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import CommitQueue, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
@@ -66,6 +67,7 @@ from holdfast.engines.sqlite_file import (
     translating,
 )
 from holdfast.engines.sqlite_rows import (
+    GET,
     Execute,
     SpaceState,
     Writer,
@@ -76,7 +78,6 @@ from holdfast.engines.sqlite_rows import (
     select_range,
 )
 from holdfast.errors import Error, InvalidInput, OutcomeUnknown, Unavailable
-from holdfast.keys import check_key
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
@@ -88,6 +89,7 @@ COMPACT_ROWS: Final = 64
 """Feed rows removed per transaction."""
 
 T = TypeVar("T")
+_UNCLEAR: Final = (None,)
 
 
 class _Moved(Exception):
@@ -167,19 +169,23 @@ class SqliteEngine:
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         size = check_batch(batch)
-        home = self._home(space)
-        if home is not None and home.durability == "volatile":
-            return await self._volatile.commit(space, batch)
+        home = self._homes.get(space)
+        if home is None or home.durability == "volatile":
+            home = self._home(space)
+            if home is not None and home.durability == "volatile":
+                return await self._volatile.commit(space, batch)
         item = Waiting(space, "sync" if home is None else home.durability, batch, size)
         try:
-            return self._commit_alone(item) or await self._commit_with_others(item)
+            if self._scheduled:
+                return await self._join(item)
+            return self._commit_alone(item) or await self._commit_for_all(item)
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
 
     def _commit_alone(self, item: Waiting) -> Receipt | None:
         """At once, for a writer that was alone the last time too; it steps back often enough to let other tasks run."""
-        if self._scheduled or self._alone is None or self._alone is not asyncio.current_task():
+        if self._alone is None or self._alone is not asyncio.current_task():
             return None
         if self._loop.time() - self._stepped_back_at > STEP_BACK_S or item.size > INLINE_BYTES_MAX:
             return None
@@ -191,22 +197,25 @@ class SqliteEngine:
             return item.outcome
         raise item.outcome or Unavailable("the batch was not committed")
 
-    async def _commit_with_others(self, item: Waiting) -> Receipt:
-        """In the queue. The first to come commits for all: it lets whoever is ready queue up too, then takes them along."""
-        reply: asyncio.Future[Receipt] = self._loop.create_future()
-        item.reply = reply
+    def _join(self, item: Waiting) -> asyncio.Future[Receipt]:
+        """Queue up; the reply comes when somebody has committed for all."""
+        item.reply = reply = self._loop.create_future()
         self._queue.add(item)
-        if not self._scheduled:
-            self._scheduled = True
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                reply.cancel()
-                self._loop.call_soon(self._flush)
-                raise
-            self._stepped_back_at = self._loop.time()
-            self._alone = asyncio.current_task() if len(self._queue) == 1 else None
-            self._flush()
+        return reply
+
+    async def _commit_for_all(self, item: Waiting) -> Receipt:
+        """The first to come lets whoever is ready queue up too, and takes them along."""
+        reply = self._join(item)
+        self._scheduled = True
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            reply.cancel()
+            self._loop.call_soon(self._flush)
+            raise
+        self._stepped_back_at = self._loop.time()
+        self._alone = asyncio.current_task() if len(self._queue) == 1 else None
+        self._flush()
         return await reply
 
     def _flush(self) -> None:
@@ -338,7 +347,7 @@ class SqliteEngine:
                     item.outcome = _Moved()
                 continue
             if len(items) > 1 or len(items[0].batch.operations) > 1:
-                state.fetch(keys_of(item.batch for item in items))
+                state.prepare(item.batch for item in items)
             group = Group(state, now)
             for item in items:
                 try:
@@ -362,27 +371,28 @@ class SqliteEngine:
     # --- reads ---
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        for key in keys:
-            check_key(key)
         home = self._homes.get(space)
-        if home is None or home.durability == "volatile":
-            home = self._home(space)
-            if home is None:
-                return [None] * len(keys)
-            if home.durability == "volatile":
-                return await self._volatile.get(space, keys)
-        try:
-            if len(keys) == 1 and self._in_thread is None:
-                state = self._state(space)
-                entry = state.entry(keys[0])
-                if entry is None or entry.expires_at is None:
-                    return [entry]
-                return [entry if entry.expires_at > max(self._clock.now_ms(), state.time) else None]
-            with self._snapshot() as read:
-                now = max(self._clock.now_ms(), head_of(read, home.id)[1])
-                entries = fetch(read, home.id, keys)
-        except apsw.Error as exc:
-            raise translate(self._path, exc) from exc
+        if home is not None and len(keys) == 1 and home.durability != "volatile":
+            # The usual read: one small entry that does not expire. A key that is found is a valid one.
+            execute = self._write if self._in_thread is None else self._read_beside
+            try:
+                row = execute(GET, (home.id, keys[0])).get
+            except (apsw.Error, TypeError, UnicodeError):
+                row = _UNCLEAR  # what is wrong gets its name below
+            if row is None:
+                check_keys(keys)
+                return [None]
+            if row[0] is not None and row[5] is None:
+                return [Entry(keys[0], *row)]
+        check_keys(keys)
+        home = self._home(space)
+        if home is None:
+            return [None] * len(keys)
+        if home.durability == "volatile":
+            return await self._volatile.get(space, keys)
+        with translating(self._path), self._snapshot() as read:
+            now = max(self._clock.now_ms(), head_of(read, home.id)[1])
+            entries = fetch(read, home.id, keys)
         found = {entry.key: entry for entry in entries if entry.expires_at is None or entry.expires_at > now}
         return [found.get(key) for key in keys]
 
@@ -420,16 +430,6 @@ class SqliteEngine:
             return False
         self._data_version = version
         return True
-
-    def _state(self, space: str) -> SpaceState:
-        """What is remembered of a space, as true as a fresh read; not while the thread has the connection."""
-        if self._is_outdated():
-            self._states.clear()
-        state = self._states.get(space)
-        if state is None:
-            with self._snapshot() as read:
-                state = self._states[space] = SpaceState(read, space)
-        return state
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Execute]:

@@ -11,7 +11,7 @@ from typing import Final
 import apsw
 
 from holdfast.engine import Finding
-from holdfast.engines.sqlite_file import SCHEMA_VERSION, WAL_BYTES_KEPT
+from holdfast.engines.sqlite_file import SCHEMA_VERSION, VALUE, WAL_BYTES_KEPT
 
 FREE_BYTES_MIN: Final = 512 * 1024 * 1024
 NETWORK_FILE_SYSTEMS: Final = frozenset(
@@ -64,8 +64,8 @@ def _integrity(connection: apsw.Connection) -> list[Finding]:
 def _usage(connection: apsw.Connection) -> list[Finding]:
     """The kept counts against what is really there."""
     wrong = connection.execute(
-        "SELECT count(*) FROM (SELECT space, owner, substr(key, 1, instr(key, '/') - 1) AS subspace, count(*) AS keys, "
-        "sum(length(CAST(key AS BLOB)) + length(value)) AS bytes FROM entries GROUP BY 1, 2, 3) AS real "
+        "SELECT count(*) FROM (SELECT space, owner, substr(key, 1, instr(key, '/') - 1) AS subspace, count(*) AS keys, "  # noqa: S608
+        f"sum(length(CAST(key AS BLOB)) + length({VALUE})) AS bytes FROM entries GROUP BY 1, 2, 3) AS real "
         "LEFT JOIN usage USING (space, owner, subspace) WHERE usage.keys IS NOT real.keys OR usage.bytes IS NOT real.bytes"
     ).fetchone()[0]  # type: ignore[index]
     if wrong:

@@ -52,6 +52,10 @@ CACHE_KIB: Final = 32 * 1024
 REVISION_BITS: Final = 43
 REVISION_MAX: Final = 2**REVISION_BITS - 1
 """The last revision a space can reach: a hundred thousand commits a second for two years and nine months, without a pause."""
+VALUE_INLINE_MAX: Final = 320
+"""Longer values are kept in a table of their own: a row and its key then fit into a quarter of a page."""
+VALUE: Final = "ifnull(value, (SELECT value FROM large WHERE (space, key) = (entries.space, entries.key)))"
+"""The value of a row of `entries`."""
 ASYNC_JUMP: Final = 2**20
 """By how much the revision of an async space jumps when the machine was restarted."""
 
@@ -70,13 +74,20 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT RO
 CREATE TABLE entries (
     space INTEGER NOT NULL,
     key TEXT NOT NULL,
-    value BLOB NOT NULL,
+    value BLOB,
     version INTEGER NOT NULL,
     owner TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
     expires_at INTEGER,
     tag TEXT NOT NULL,
+    PRIMARY KEY (space, key)
+) STRICT, WITHOUT ROWID;
+-- Values of over {VALUE_INLINE_MAX} bytes; `entries.value` is NULL then. Small rows keep every look-up in `entries` short.
+CREATE TABLE large (
+    space INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
     UNIQUE (space, key)
 ) STRICT;
 CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;
@@ -107,7 +118,7 @@ CREATE TABLE usage (
 ) STRICT, WITHOUT ROWID;
 -- For people with a SQLite shell.
 CREATE VIEW readable AS
-    SELECT spaces.name AS space, key, CAST(value AS TEXT) AS value, version, owner, tag,
+    SELECT spaces.name AS space, key, CAST({VALUE} AS TEXT) AS value, version, owner, tag,
            datetime(entries.created_at / 1000, 'unixepoch') AS created_at,
            datetime(updated_at / 1000, 'unixepoch') AS updated_at,
            datetime(expires_at / 1000, 'unixepoch') AS expires_at

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.engine import REQUEST_WINDOW_MS, ChangeSet, Durability, Entry, SpaceInfo, Usage
-from holdfast.engines.evaluation import Group, Stored, size_of
-from holdfast.engines.sqlite_file import REVISION_MAX, feed_id
+from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Durability, Entry, SpaceInfo, Usage
+from holdfast.engines.evaluation import Group, Stored, keys_of, size_of
+from holdfast.engines.sqlite_file import REVISION_MAX, VALUE, VALUE_INLINE_MAX, feed_id
 from holdfast.errors import InvalidInput
 from holdfast.ids import is_generated
 from holdfast.keys import prefix_end, subspace_of
@@ -26,16 +26,19 @@ COMPACT_ROWS: Final = 64
 
 KNOWN_MAX: Final = 32_768
 """Entries remembered of a space; more, and it is read afresh."""
-KNOWN_BYTES_MAX: Final = 1024
-"""Longer values are not remembered."""
-
-COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
-GET: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
+COLUMNS: Final = f"key, {VALUE}, version, owner, created_at, updated_at, expires_at, tag"
+GET: Final = (
+    "SELECT value, version, owner, created_at, updated_at, expires_at, tag FROM entries WHERE space = ? AND key = ?"
+)
+"""All of an entry but its key; its value is NULL when it is a large one."""
+_ONE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
 _PUT: Final = (
     "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
     "version = excluded.version, owner = excluded.owner, created_at = excluded.created_at, "
     "updated_at = excluded.updated_at, expires_at = excluded.expires_at, tag = excluded.tag"
 )
+_PUT_LARGE: Final = "INSERT INTO large VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+_DELETE_LARGE: Final = "DELETE FROM large WHERE space = ? AND key = ?"
 _SPACE: Final = "SELECT id, durability, dropped FROM spaces WHERE name = ?"
 _HEAD: Final = "SELECT id - ?1, time, last_id FROM feed WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1"
 _REVIVE: Final = "UPDATE spaces SET dropped = 0, durability = 'sync', audit_reads = 0, created_at = ? WHERE id = ?"
@@ -53,7 +56,6 @@ _BATCHED: Final = {
 _encode_commits = msgspec.msgpack.Encoder().encode
 _decode_commits = msgspec.msgpack.Decoder(list[ChangeSet]).decode
 _decode_stored = msgspec.msgpack.Decoder(list[Stored]).decode
-_columns_of = msgspec.structs.astuple
 
 
 # --- reading ---
@@ -164,36 +166,52 @@ class SpaceState:
         self.dropped = False
         self.revision = self.time = self.last_id = 0
         self._known: dict[str, Entry | None] = {}
+        self.large: set[str] = set()
+        """Keys seen with a large value."""
         self._next_due: int | None = None
+        self._missed = True
+        self._passing: list[str] = []
+        """Keys of large entries that are known for this group only."""
         row = first_row(execute, _SPACE, (name,))
         if row is not None:
             self.id, self.durability, self.dropped = row
             self.revision, self.time, self.last_id = head_of(execute, row[0])
             self._next_due = next_expiry(execute, row[0])
 
-    def fetch(self, keys: Iterable[str]) -> None:
-        """Read these entries at once; later look-ups find them here."""
-        if self.id is not None:
+    def prepare(self, batches: Iterable[Batch]) -> None:
+        """Read the entries these batches name at once, if the group before had to look up any."""
+        if self.id is not None and self._missed:
             known = self._known
-            unknown = [key for key in keys if key not in known]
+            unknown = [key for key in keys_of(batches) if key not in known]
+            self._missed = bool(unknown)
             if unknown:
                 known.update(dict.fromkeys(unknown))
-                for entry in fetch(self._execute, self.id, unknown):
+                for entry in self._seen(fetch(self._execute, self.id, unknown)):
                     known[entry.key] = entry
+                self._passing = [key for key in unknown if key in self.large]
 
     def entry(self, key: str) -> Entry | None:
-        if key in self._known:
-            return self._known[key]
-        rows = () if self.id is None else self._execute(GET, (self.id, key)).fetchall()
-        return Entry(*rows[0]) if rows else None
+        known = self._known
+        if key in known:
+            return known[key]
+        self._missed = True
+        row = None if self.id is None else first_row(self._execute, _ONE, (self.id, key))
+        return None if row is None else self._seen([Entry(*row)])[0]
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
-        return [] if self.id is None else select_range(self._execute, self.id, prefix, after, limit)
+        return [] if self.id is None else self._seen(select_range(self._execute, self.id, prefix, after, limit))
 
     def due(self, now: int, limit: int) -> list[Entry]:
         if self.id is None or self._next_due is None or now < self._next_due:
             return []
-        return [Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))]
+        return self._seen([Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))])
+
+    def _seen(self, entries: list[Entry]) -> list[Entry]:
+        """The entries, having noted which of them are large. Whatever a batch changes was read here before."""
+        for entry in entries:
+            if len(entry.value) > VALUE_INLINE_MAX:
+                self.large.add(entry.key)
+        return entries
 
     def request(self, actor: str, request_id: str) -> Stored | None:
         if self.id is None:
@@ -211,7 +229,7 @@ class SpaceState:
 
     def keep(self, group: Group) -> bool:
         """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
-        if self.id is None or self.dropped or len(self._known) > KNOWN_MAX:
+        if self.id is None or self.dropped or len(self._known) + len(self.large) > KNOWN_MAX:
             return False
         self.revision, self.last_id = group.revision, group.last_id
         if group.commits:
@@ -219,16 +237,18 @@ class SpaceState:
         if self._next_due is not None and self._next_due <= group.now:
             return False  # something expired: what comes next must be looked up
         known = self._known
+        while self._passing:
+            known.pop(self._passing.pop(), None)
+        known.update(group.writes)
+        self.large.difference_update(group.writes)
         for key, entry in group.writes.items():
             if entry is None:
-                known[key] = None
                 continue
             if entry.expires_at is not None and (self._next_due is None or entry.expires_at < self._next_due):
                 self._next_due = entry.expires_at
-            if len(entry.value) <= KNOWN_BYTES_MAX:
-                known[key] = entry
-            else:
-                known.pop(key, None)
+            if len(entry.value) > VALUE_INLINE_MAX:
+                del known[key]
+                self.large.add(key)
         return True
 
 
@@ -248,13 +268,13 @@ class Writer:
         With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
         """
         space = self._revive(state.name, state.id, state.dropped, group.now)
-        puts: list[tuple[Any, ...]] = []
+        large = state.large
         for key, entry in group.writes.items():
             if entry is None:
                 self.execute("DELETE FROM entries WHERE space = ? AND key = ?", (space, key))
-            else:
-                puts.append((space, *_columns_of(entry)))
-        self._each(_PUT, puts)
+                if key in large:
+                    self.execute(_DELETE_LARGE, (space, key))
+        self._put(space, [entry for entry in group.writes.values() if entry is not None], large)
         if group.commits:
             self._head(space, group.revision, group.now, group.last_id, group.commits)
             verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
@@ -282,7 +302,7 @@ class Writer:
     def drop(self, space: int) -> None:
         """Empty the space; what stays is its name and a head one revision further."""
         revision, time, last_id = head_of(self.execute, space)
-        for table in ("entries", "requests", "usage"):
+        for table in ("entries", "large", "requests", "usage"):
             self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
         self._clear_feed(space)
         self._head(space, revision + 1, time, last_id, [])
@@ -300,7 +320,7 @@ class Writer:
                 amount = usage.setdefault((entry.owner, subspace_of(entry.key)), [0, 0])
                 amount[0] += sign
                 amount[1] += sign * size_of(entry)
-        self._execute_many(_PUT, [(space, *_columns_of(entry)) for entry in entries])
+        self._put(space, entries, {entry.key for entry in replaced if len(entry.value) > VALUE_INLINE_MAX})
         self._charge(space, usage)
         reached, time, last_id = head_of(self.execute, space)
         self.execute("DELETE FROM requests WHERE space = ?", (space,))
@@ -327,6 +347,18 @@ class Writer:
         floor = rows[-1][0] if more else min(upto, revision)
         self.execute("UPDATE spaces SET floor = max(floor, ?) WHERE id = ?", (floor, space))
         return more
+
+    def _put(self, space: int, entries: list[Entry], were_large: set[str]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for e in entries:
+            value: bytes | None = e.value
+            if len(e.value) > VALUE_INLINE_MAX:
+                self.execute(_PUT_LARGE, (space, e.key, value))
+                value = None
+            elif were_large and e.key in were_large:
+                self.execute(_DELETE_LARGE, (space, e.key))
+            rows.append((space, e.key, value, e.version, e.owner, e.created_at, e.updated_at, e.expires_at, e.tag))
+        self._each(_PUT, rows)
 
     def _each(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
         if len(rows) == 1:

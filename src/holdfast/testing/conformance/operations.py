@@ -211,6 +211,19 @@ class TestValues:
             async with subject.refused(Conflict):
                 await subject.commit(Put("a/k", b"2"), when=[ValueIs("a/k", other)])
 
+    async def test_a_value_may_grow_and_shrink(self, subject: Subject) -> None:
+        sizes = (3, 400, 3, 5_000, 320, 321, 100_000, 2, 400)
+        for size in sizes:
+            data = b'"' + b"v" * (size - 2) + b'"'
+            await subject.commit(Put("a/k", data), Put("a/next", data[:2]))
+            assert await subject.value("a/k") == data
+            assert [entry.value for entry in await subject.entries("a/")] == [data, data[:2]]
+            assert (await subject.usage())[ALICE, "a"] == (2, len("a/ka/next") + size + 2)
+        await subject.commit(Delete("a/k"))
+        assert await subject.keys() == ["a/next"]
+        await subject.commit(Put("a/k", b"1"))
+        assert await subject.value("a/k") == b"1"
+
     @pytest.mark.parametrize("size", [FEED_VALUE_BYTES_MAX, FEED_VALUE_BYTES_MAX + 1, 1024 * 1024, VALUE_BYTES_MAX])
     async def test_large_values_come_back_whole(self, subject: Subject, size: int) -> None:
         letters = bytes(range(65, 91)) * (size // 26 + 1)
