@@ -1,4 +1,4 @@
-"""Real processes on one SQLite file, some of them killed, and the inspection of what they leave.
+"""Real processes on one store, some of them killed, and the inspection of what they leave.
 
 `Fleet` starts worker processes, kills them with SIGKILL at random instants and starts each again, until every one has done
 its share or the deadline has passed; whatever happens, none is left behind. `contradictions` compares what the clients
@@ -12,15 +12,18 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from holdfast.clock import SystemClock
 from holdfast.codec import integer
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put
+from holdfast.engines.registry import open_engine
 from holdfast.testing.history import Operation, Started, events
-from holdfast.testing.linearizability import is_write
+from holdfast.testing.linearizability import check, is_write
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = "crash"
@@ -38,7 +41,7 @@ class Worker:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = {
-            "path": str(self.fleet.path),
+            "url": self.fleet.url,
             "folder": str(self.fleet.folder),
             "name": self.name,
             "life": self.life,
@@ -72,11 +75,21 @@ class Worker:
 
 
 class Fleet:
-    """Workers on one file in `folder`, each with `clients` clients that send `operations` in all."""
+    """Workers on one store, by default a file in `folder`, each with `clients` clients that send `operations` in all."""
 
-    def __init__(self, folder: Path, *, workers: int, clients: int, operations: int, keys: int, timeout: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int,
+        clients: int,
+        operations: int,
+        keys: int,
+        timeout: float,
+        url: str | None = None,
+    ) -> None:
         self.folder = folder
-        self.path = folder / "store.db"
+        self.url = url or str(folder / "store.db")
         self.clients = clients
         self.operations = operations
         self.keys = [f"records/{number}" for number in range(keys)]
@@ -134,8 +147,9 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, *, workers: int, clients: int, operations: int, keys: int, timeout: float) -> Iterator[Fleet]:
-    running = Fleet(folder, workers=workers, clients=clients, operations=operations, keys=keys, timeout=timeout)
+def fleet(folder: Path, **settings: Any) -> Iterator[Fleet]:
+    """A fleet at work; none of its processes outlives this."""
+    running = Fleet(folder, **settings)
     try:
         yield running
     finally:
@@ -157,6 +171,21 @@ async def all_entries(engine: Engine, space: str = SPACE) -> dict[str, Entry]:
     page = await engine.scan(space, "", limit=10_000)
     assert not page.more
     return {entry.key: entry for entry in page.entries}
+
+
+async def judge(history: list[Operation], url: str) -> Counter[str]:
+    """Fail on whatever is wrong with what clients were told and what they left; otherwise count the outcomes."""
+    assert [str(violation) for violation in check(history)] == []
+    engine = await open_engine(url, SystemClock())
+    try:
+        feed = await whole_feed(engine)
+        entries = await all_entries(engine)
+        findings = await engine.inspect()
+    finally:
+        await engine.close()
+    assert list(contradictions(history, feed, entries)) == []
+    assert [finding for finding in findings if finding.level == "error"] == []
+    return Counter(op.outcome for op in history)
 
 
 class _Held(NamedTuple):

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from holdfast.engines.sqlite import SqliteEngine
 from holdfast.testing.history import load
-from holdfast.testing.linearizability import check
-from tests.faults.driver import ROOT, Fleet, all_entries, contradictions, fleet, whole_feed
+from tests.faults.driver import ROOT, fleet, judge
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
@@ -24,27 +21,11 @@ OPERATIONS_MIN = 1_000_000 if SOAK else 100_000
 TIMEOUT_S = 3600 if SOAK else 240
 
 
-async def judge(ran: Fleet) -> Counter[str]:
-    """Fail on whatever is wrong with what the fleet was told and left; otherwise count the outcomes."""
-    history = load(ran.files())
-    assert [str(violation) for violation in check(history)] == []
-    engine = await SqliteEngine.open(ran.path)
-    try:
-        feed = await whole_feed(engine)
-        entries = await all_entries(engine)
-        findings = await engine.inspect()
-    finally:
-        await engine.close()
-    assert list(contradictions(history, feed, entries)) == []
-    assert [finding for finding in findings if finding.level == "error"] == []
-    return Counter(op.outcome for op in history)
-
-
 async def test_eight_processes_on_one_file_are_linearizable(tmp_path: Path) -> None:
     share = OPERATIONS_MIN // WORKERS // 4
     with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
         running.run(kill_every=None)
-        outcomes = await judge(running)
+        outcomes = await judge(load(running.files()), running.url)
     assert outcomes["unknown"] == outcomes["failed"] == 0
     assert sum(outcomes.values()) >= OPERATIONS_MIN // 4
 
@@ -53,7 +34,7 @@ async def test_eight_processes_on_one_file_are_linearizable_while_some_are_kille
     share = OPERATIONS_MIN // WORKERS
     with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
         running.run(kill_every=0.3)
-        outcomes = await judge(running)
+        outcomes = await judge(load(running.files()), running.url)
     assert running.kills >= 15
     assert outcomes["failed"] == 0
     assert outcomes["unknown"] > 0, "no operation was left without an answer: the kills were too tame"
@@ -67,7 +48,7 @@ async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(
         for _ in range(6):
             running.work_then_kill_all(seed)
             seed += 100
-        outcomes = await judge(running)
+        outcomes = await judge(load(running.files()), running.url)
     assert outcomes["ok"] > 500
 
 

@@ -1,6 +1,6 @@
-"""One process of the crash tests: `python -m tests.faults.worker '{"path": …}'`.
+"""One process of the crash tests: `python -m tests.faults.worker '{"url": …}'`.
 
-It opens the shared SQLite file, repeats what its former lives left without an answer, and then does its share of random
+It opens the shared store, repeats what its former lives left without an answer, and then does its share of random
 operations. It records everything in `<folder>/<name>.<life>.jsonl` and may be killed at any instant.
 """
 
@@ -12,16 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.engines.sqlite import SqliteEngine
+from holdfast.clock import SystemClock
+from holdfast.engines.registry import open_engine
 from holdfast.testing.history import Recorder, events
 from holdfast.testing.workload import Clients
 
 
 async def work(
-    path: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
+    url: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
 ) -> None:
     former = [event for past in range(life) for event in events(Path(folder, f"{name}.{past}.jsonl"))]
-    engine = await SqliteEngine.open(path)
+    engine = await open_engine(url, SystemClock())
     recorder = Recorder(Path(folder, f"{name}.{life}.jsonl"), time.monotonic_ns)
     fleet = Clients(engine, space, recorder, name, life, keys)
     await fleet.resolve(former)

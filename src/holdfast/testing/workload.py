@@ -45,6 +45,8 @@ GUESS_SHARE: Final = 0.1
 """Swaps that expect something made up."""
 REPEAT_SHARE: Final = 0.02
 """Acknowledged changes that are sent again."""
+PAUSE_S: Final = 0.02
+"""How long a client waits when the store cannot be reached."""
 ABANDON_SHARE: Final = 0.1
 """Operations of a former life that nobody asks about again."""
 
@@ -102,9 +104,11 @@ class Clients:
             # Some keys are hot, for contention; on the others a swap has a chance.
             key = self._keys[int(len(self._keys) * self._random.random() ** 2)]
             (kind,) = self._random.choices(kinds, weights)
-            found = NOTHING
+            found: Found | None = NOTHING
             if kind in ("read", "swap", "swap_version"):
                 found = await self._read(self._new_id(number), key)
+            if found is None:
+                continue
             if kind != "read":
                 started = self._start(self._new_id(number), key, kind, found)
                 if await self._change(started) and self._random.random() < REPEAT_SHARE:
@@ -114,9 +118,14 @@ class Clients:
     def _new_id(self, client: int) -> str:
         return f"{self._name}.{self._life}.{client}.{next(self._numbers)}"
 
-    async def _read(self, id: str, key: str) -> Found:
+    async def _read(self, id: str, key: str) -> Found | None:
+        """What is there; None when the store did not answer, which says nothing about anything."""
         self._recorder.start(id, key, "read")
-        (entry,) = await self._engine.get(self._space, [key])
+        try:
+            (entry,) = await self._engine.get(self._space, [key])
+        except Unavailable:
+            await asyncio.sleep(PAUSE_S)
+            return None
         found = _found(entry)
         self._recorder.end(id, "ok", found=found)
         return found
@@ -149,8 +158,10 @@ class Clients:
             self._recorder.end(started.id, "refused")
         except OutcomeUnknown:
             self._recorder.end(started.id, "unknown")
+            await asyncio.sleep(PAUSE_S)
         except Unavailable:
             self._recorder.end(started.id, "failed" if first else "unknown")
+            await asyncio.sleep(PAUSE_S)
         else:
             (result,) = receipt.results
             existed = result if isinstance(result, bool) else None
