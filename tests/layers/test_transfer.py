@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import Conflict, Damaged, InvalidInput, ManualClock, NotFound, Store
 from holdfast.engine import Batch, Engine, Entry, Page, Put
-from holdfast.errors import IncompatibleStore
+from holdfast.errors import IncompatibleStore, Unavailable
 from holdfast.layers import transfer
 from holdfast.layers.transfer import compare, copy_space, copy_store, entries_of, export_lines, import_lines, survey
 from holdfast.middleware.wrapper import Wrapper
@@ -79,6 +79,47 @@ async def test_a_copy_can_be_repeated_and_refuses_a_target_that_went_on(filled: 
     with pytest.raises(Conflict, match="further than the source"):
         await copy_store(filled.engine, target.engine)
     assert await everything(target.engine, "contoso") == before
+
+
+class Interrupted(Wrapper):
+    """A target that fails after some pages; it counts the entries it was given."""
+
+    def __init__(self, inner: Engine, pages: int) -> None:
+        super().__init__(inner)
+        self.pages = pages
+        self.loaded = 0
+
+    async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        if self.pages == 0:
+            raise Unavailable("the network is gone")
+        self.pages -= 1
+        self.loaded += len(entries)
+        await self.inner.load(space, entries, revision)
+
+
+async def test_an_interrupted_copy_goes_on_where_it_stopped(filled: Store, target: Store) -> None:
+    for number in range(300):
+        await filled.space("contoso").records.set(f"many/{number:03d}", number)
+    [info] = await filled.engine.spaces("contoso")
+    broken = Interrupted(target.engine, 2)
+    with pytest.raises(Unavailable):
+        await copy_space(filled.engine, broken, info)
+    again = Interrupted(target.engine, -1)
+    told: list[tuple[str, int, int]] = []
+    count = await copy_space(filled.engine, again, info, lambda *progress: told.append(progress))
+    assert (broken.loaded > 0, again.loaded) == (True, count - broken.loaded)
+    assert told[-1] == ("contoso", count, count)
+    assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
+
+
+async def test_a_copy_begins_anew_when_the_source_went_on_since_it_was_interrupted(
+    filled: Store, target: Store
+) -> None:
+    space = filled.space("contoso")
+    await copy_store(filled.engine, target.engine)
+    await space.records.set("a", "changed")
+    await copy_store(filled.engine, target.engine)
+    assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
 
 
 async def test_a_difference_between_source_and_copy_is_damage(filled: Store, target: Store) -> None:

@@ -3,7 +3,7 @@
 A copy reads pages from one engine and loads them into the other as they are, and raises the target's revision to the
 source's, so versions held outside (ETags, fencing tokens, session tokens) stay true. The feed and request ids do not
 travel. `copy_space` ends by comparing both sides entry by entry; a difference raises Damaged. A copy that was interrupted
-is simply run again: what is there already is written once more with the same bytes.
+is simply run again, and goes on where it stopped.
 
 An export is the same as text, one JSON object a line; instants are milliseconds since 1970, as engines keep them:
 
@@ -18,6 +18,7 @@ is recognised. An import reads its lines three times: `survey` checks every one 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
@@ -58,27 +59,41 @@ async def copy_store(source: Engine, target: Engine, progress: Progress | None =
 
 
 async def copy_space(source: Engine, target: Engine, info: SpaceInfo, progress: Progress | None = None) -> int:
-    """Copy one space into a target where it does not exist yet (or where an earlier copy was interrupted)."""
+    """Copy one space into a target that does not have it, or has what an interrupted copy left: it goes on from there.
+
+    Both are compared at the end. If what the interrupted copy left is not the source's any more, all of it is copied anew.
+    """
     present = await target.spaces(info.name)
     if present and present[0].revision > info.revision:
         raise Conflict(
             f"space {info.name!r} exists in the target and is further than the source; copy into a store without it"
         )
     await target.create(info.name, info.durability, audit_reads=info.audit_reads)
-    total, done = sum(usage.keys for usage in info.usage), 0
-    async for entries, revision in pages(source, info.name):
+    reached = await target.scan(info.name, "", limit=1, reverse=True)
+    if reached.entries:
+        with contextlib.suppress(Damaged):
+            return await _copy_after(reached.entries[-1].key, source, target, info, progress)
+    return await _copy_after(None, source, target, info, progress)
+
+
+async def _copy_after(
+    reached: str | None, source: Engine, target: Engine, info: SpaceInfo, progress: Progress | None
+) -> int:
+    """Copy the entries beyond a key, and compare everything."""
+    total = sum(usage.keys for usage in info.usage)
+    held = await target.spaces(info.name) if reached is not None else []
+    done = sum(usage.keys for space in held for usage in space.usage)
+    async for entries, revision in pages(source, info.name, reached):
         await target.load(info.name, entries, revision)
         done += len(entries)
         if progress is not None:
             progress(info.name, done, max(total, done))
     await target.load(info.name, [], info.revision)
-    await compare(source, target, info.name)
-    return done
+    return await compare(source, target, info.name)
 
 
-async def pages(engine: Engine, space: str) -> AsyncIterator[tuple[list[Entry], int]]:
-    """All entries of a space, page by page, with the revision each page was read at."""
-    after: str | None = None
+async def pages(engine: Engine, space: str, after: str | None = None) -> AsyncIterator[tuple[list[Entry], int]]:
+    """All entries of a space beyond a key, page by page, with the revision each page was read at."""
     limit = PAGE_FIRST
     while True:
         page = await engine.scan(space, "", after=after, limit=limit)
@@ -98,17 +113,29 @@ async def entries_of(engine: Engine, space: str) -> AsyncIterator[Entry]:
             yield entry
 
 
-async def compare(source: Engine, target: Engine, space: str) -> None:
-    """Make sure that both hold the same entries; Damaged, naming the first that differs, otherwise."""
+async def compare(source: Engine, target: Engine, space: str) -> int:
+    """Make sure that both hold the same entries, and count them; Damaged, naming the first that differs, otherwise.
+
+    An entry that expires may be gone from one of them at any moment.
+    """
     if not await target.spaces(space):
         raise NotFound(f"the target has no space {space!r}")
     there = entries_of(target, space)
+    theirs = await anext(there, None)
+    count = 0
     async for mine in entries_of(source, space):
-        theirs = await anext(there, None)
-        if mine != theirs:
+        while theirs is not None and theirs.expires_at is not None and theirs.key.encode() < mine.key.encode():
+            theirs = await anext(there, None)
+        count += 1
+        if mine == theirs:
+            theirs = await anext(there, None)
+        elif mine.expires_at is None or (theirs is not None and theirs.key.encode() <= mine.key.encode()):
             raise Damaged(f"the copy of space {space!r} differs at {mine.key!r}: was the source written to meanwhile?")
-    if await anext(there, None) is not None:
-        raise Damaged(f"the copy of space {space!r} has entries that the source has not")
+    while theirs is not None:
+        if theirs.expires_at is None:
+            raise Damaged(f"the copy of space {space!r} has entries that the source has not: {theirs.key!r}")
+        theirs = await anext(there, None)
+    return count
 
 
 # --- as text ---
