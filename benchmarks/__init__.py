@@ -14,7 +14,10 @@ NAMES: Final = (
     "sqlite_set_processes",
     "sqlite_get",
     "memory_set",
+    "redis_set",
+    "postgres_set",
     "flat",
     "watch_latency",
+    "copying",
 )
 """The modules with a `run`, in the order in which they run."""

@@ -20,6 +20,7 @@ from typing import Final
 import holdfast
 from benchmarks.report import Goal, Line
 from benchmarks.rounds import Plan, take_turns, timed_async
+from benchmarks.stores import KINDS, stores
 from holdfast import Space, Store
 from holdfast.engine import Entry, cursor_at
 
@@ -34,31 +35,36 @@ GOAL: Final = Goal("ratio", "at most", 1.5)
 
 
 async def run(plan: Plan) -> AsyncIterator[Line]:
-    for kind in ("sqlite", "memory"):
-        urls = ["memory:"] * 2 if kind == "memory" else [str(plan.folder / f"{size}.db") for size in ("large", "small")]
-        async with holdfast.open(urls[0]) as large_store, holdfast.open(urls[1]) as small_store:
-            large = await Filled.fill(large_store, plan.keys, plan.commits)
-            small = await Filled.fill(small_store, SMALL, SMALL)
-            plan = replace(plan, rounds=min(plan.rounds, ROUNDS))
-            for name in ("get", "scan", "feed", "size", "tidy", "set"):  # set comes last: it adds to the history
-                rates = await take_turns(
-                    plan, {"large": timed_async(large.steps[name]), "small": timed_async(small.steps[name])}
-                )
-                yield Line(
-                    f"flat_{kind}_{name}",
-                    1e6 / rates["large"].median,
-                    "us",
-                    1e6 / rates["small"].median,
-                    f"the same with {SMALL:,} keys",
-                    rates["small"].ratio(rates["large"]),
-                    GOAL,
-                    runs=len(rates["large"].values),
-                    more={
-                        "overall": rates["small"].overall(rates["large"]),
-                        "keys": plan.keys,
-                        "commits": plan.commits,
-                    },
-                )
+    for kind in KINDS:
+        with stores(kind, plan.folder) as new_url:
+            async for line in _compare(plan, kind, new_url(), new_url()):
+                yield line
+
+
+async def _compare(plan: Plan, kind: str, large_url: str, small_url: str) -> AsyncIterator[Line]:
+    async with holdfast.open(large_url) as large_store, holdfast.open(small_url) as small_store:
+        large = await Filled.fill(large_store, plan.keys, plan.commits)
+        small = await Filled.fill(small_store, SMALL, SMALL)
+        plan = replace(plan, rounds=min(plan.rounds, ROUNDS))
+        for name in ("get", "scan", "feed", "size", "tidy", "set"):  # set comes last: it adds to the history
+            rates = await take_turns(
+                plan, {"large": timed_async(large.steps[name]), "small": timed_async(small.steps[name])}
+            )
+            yield Line(
+                f"flat_{kind}_{name}",
+                1e6 / rates["large"].median,
+                "us",
+                1e6 / rates["small"].median,
+                f"the same with {SMALL:,} keys",
+                rates["small"].ratio(rates["large"]),
+                GOAL,
+                runs=len(rates["large"].values),
+                more={
+                    "overall": rates["small"].overall(rates["large"]),
+                    "keys": plan.keys,
+                    "commits": plan.commits,
+                },
+            )
 
 
 class Filled:

@@ -1,10 +1,11 @@
-"""Our side of the SQLite benchmarks: a store as a user opens it, everything on, and the rows both sides write."""
+"""Our side of the benchmarks: a store as a user opens it, everything on, and the rows both sides write."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,19 +33,27 @@ def next_bare_row() -> tuple[str, bytes]:
 
 def writers(space: Space, count: int) -> Turn:
     """A turn of so many concurrent writers, each of which sets one record after the other."""
+    return writing([space.records.set] * count)
 
-    async def write(end: float) -> int:
-        done, set_, clock = 0, space.records.set, time.perf_counter
+
+def writing(writes: Sequence[Callable[[str, str], Awaitable[object]]]) -> Turn:
+    """A turn in which each of these writes one row after the other."""
+
+    async def write(put: Callable[[str, str], Awaitable[object]], end: float) -> int:
+        done, clock = 0, time.perf_counter
         while clock() < end:
             key, value = next_row()
-            await set_(key, value)
+            await put(key, value)
             done += 1
         return done
 
     async def turn(seconds: float) -> float:
         began = time.perf_counter()
         end = began + seconds
-        done = [await write(end)] if count == 1 else await asyncio.gather(*(write(end) for _ in range(count)))
+        if len(writes) == 1:
+            done = [await write(writes[0], end)]
+        else:
+            done = await asyncio.gather(*(write(put, end) for put in writes))
         return sum(done) / (time.perf_counter() - began)
 
     return turn

@@ -1,6 +1,6 @@
 """How soon does a watcher in another process see a change, and what does it cost while nothing happens?
 
-The writer puts the moment it calls `set` into the value; the watcher, `python -m benchmarks.watch_latency FILE`, notes
+The writer puts the moment it calls `set` into the value; the watcher, `python -m benchmarks.watch_latency URL`, notes
 when it has it. The time between them holds the whole commit, its fsync included. Then nobody writes, and the watcher
 counts the CPU time of its process, in which a store is open with its background work and one watch is waiting.
 """
@@ -20,20 +20,28 @@ import holdfast
 from benchmarks.children import children, orders, say
 from benchmarks.report import Goal, Line
 from benchmarks.rounds import Plan
+from benchmarks.stores import stores
 
 PAUSE_S: Final = 0.03
 """Between two changes, at most: each is seen on its own."""
+LIMITS_MS: Final = {"sqlite": 20, "redis": 5, "postgres": 5}
 SETTLE_S: Final = 4.0
 """Sealing follows the last change within this time."""
 
 
 async def run(plan: Plan) -> AsyncIterator[Line]:
-    path = str(plan.folder / "ours.db")
+    for kind, limit_ms in LIMITS_MS.items():
+        with stores(kind, plan.folder) as new_url:
+            async for line in _measure(plan, kind, new_url(), limit_ms):
+                yield line
+
+
+async def _measure(plan: Plan, kind: str, url: str, limit_ms: float) -> AsyncIterator[Line]:
     pauses = random.Random(7)
-    async with holdfast.open(path) as store:
+    async with holdfast.open(url) as store:
         space = store.space("bench", agent="writer")
         await space.records.set("other", 0)
-        with children(1, "benchmarks.watch_latency", path) as [watcher]:
+        with children(1, "benchmarks.watch_latency", url) as [watcher]:
             watcher.tell(pings=plan.pings)
             watcher.answer()  # it is watching
             acknowledged = []
@@ -45,10 +53,10 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
             called_ms = [(at - called) / 1e6 for called, at in seen]
             after_ms = [(at - ack) / 1e6 for (_, at), ack in zip(seen, acknowledged, strict=True)]
             yield Line(
-                "watch_latency",
+                f"watch_latency_{kind}",
                 statistics.median(called_ms),
                 "ms",
-                goal=Goal("ours", "at most", 20),
+                goal=Goal("ours", "at most", limit_ms),
                 runs=plan.pings,
                 more={
                     "p99": _p99(called_ms),
@@ -62,17 +70,17 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
             used: dict[str, float] = await asyncio.to_thread(watcher.answer)
             percent = 100 * used["cpu_s"] / used["took_s"]
             goal = Goal("ours", "at most", 0.5)
-            yield Line("watch_idle_cpu", percent, "% of a core", goal=goal, more={"idle_s": used["took_s"]})
+            yield Line(f"watch_idle_cpu_{kind}", percent, "% of a core", goal=goal, more={"idle_s": used["took_s"]})
 
 
 def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-async def watch(path: str) -> None:
+async def watch(url: str) -> None:
     """The watcher's process."""
     incoming = orders()
-    async with holdfast.open(path) as store:
+    async with holdfast.open(url) as store:
         space = store.space("bench", agent="watcher")
         seen: list[tuple[int, int]] = []
         say(ready=True)
