@@ -44,6 +44,7 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -68,13 +69,17 @@ __all__ = [
     "DurabilityUnavailable",
     "Error",
     "Finding",
+    "Guard",
     "IncompatibleStore",
     "InvalidInput",
     "LeaseLost",
     "LockAcquisitionError",
+    "LockState",
+    "Locks",
     "ManualClock",
     "NotFound",
     "OutcomeUnknown",
+    "Pool",
     "QuotaExceeded",
     "RateLimitExceeded",
     "Receipt",
@@ -87,6 +92,7 @@ __all__ = [
     "Retention",
     "Space",
     "SpaceInfo",
+    "Stand",
     "StorageFull",
     "Store",
     "SystemClock",

@@ -20,6 +20,10 @@ from typing import Any, TypeVar
 from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
+from holdfast.layers.locks import Guard as _Guard
+from holdfast.layers.locks import Locks as _Locks
+from holdfast.layers.locks import Pool as _Pool
+from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.space import Space as _Space
@@ -107,6 +111,14 @@ def _in_thread(self: Blocking, work: Callable[[Any], T]) -> Callable[[Any], Coro
     return run
 
 
+def _enter(self: Blocking) -> Any:
+    return self._wrap(self._loop.run(self._inner.__aenter__()))
+
+
+def _exit(self: Blocking, *exc: object) -> None:
+    self._loop.run(self._inner.__aexit__(*exc))
+
+
 def _passing(name: str, original: Any) -> property:
     return property(lambda self: self._wrap(getattr(self._inner, name)), doc=original.__doc__)
 
@@ -123,6 +135,8 @@ def _blocking(original: type, attributes: tuple[str, ...] = ()) -> type[Blocking
             members[name] = _passing(name, member)
     for name in attributes:
         members[name] = _passing(name, _KINDS_DOC)
+    if hasattr(original, "__aenter__"):
+        members |= {"__enter__": _enter, "__exit__": _exit}
     return type(original.__name__, (Blocking,), members)
 
 
@@ -134,6 +148,10 @@ Records = _blocking(_Records)
 RecordTransaction = _blocking(_RecordTransaction)
 Audit = _blocking(_Audit)
 Blobs = _blocking(_Blobs)
+Locks = _blocking(_Locks)
+Pool = _blocking(_Pool, ("size",))
+Wanted = _blocking(_Wanted)
+Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "token"))
 Space = _blocking(_Space, ("records",))
 
 
@@ -161,6 +179,10 @@ _KINDS: dict[type, type[Blocking]] = {
     _RecordTransaction: RecordTransaction,
     _Audit: Audit,
     _Blobs: Blobs,
+    _Locks: Locks,
+    _Pool: Pool,
+    _Wanted: Wanted,
+    _Guard: Guard,
 }
 
 

@@ -79,6 +79,21 @@ class ManualClock:
             self._sleepers.discard(moved)
 
 
+async def sleep_or(clock: Clock, at_ms: int | None, event: asyncio.Event) -> bool:
+    """Return when the clock has about reached `at_ms` (None: never), or the event is set; tells whether it is set."""
+    if at_ms is None:
+        await event.wait()
+        return True
+    waits = [asyncio.ensure_future(clock.sleep_until(at_ms)), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return event.is_set()
+
+
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Read a duration given by a person; it must be positive and at most a hundred years."""
     if isinstance(value, bool):

@@ -8,10 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar
 
+from holdfast.clock import Duration
 from holdfast.engine import Condition, Operation, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
+from holdfast.layers.lines import Kind
+from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.scope import Scope
 from holdfast.layers.transact import ATTEMPTS_MAX
@@ -29,9 +32,10 @@ class Space:
     `records` are its values, `audit` who did what, `blobs` its large data. Get one from `store.space(name, agent=…)`.
     """
 
-    def __init__(self, scope: Scope, blob_folder: Callable[[], Path]) -> None:
+    def __init__(self, scope: Scope, blob_folder: Callable[[], Path], coordination: Coordination) -> None:
         self._scope = scope
         self._blob_folder = blob_folder
+        self._coordination = coordination
         self.records = Records(scope)
 
     @property
@@ -59,6 +63,61 @@ class Space:
         """Large data as content-addressed files."""
         scope = self._scope
         return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder(), scope.clock)
+
+    @cached_property
+    def locks(self) -> Locks:
+        """Who holds what, and who waits for it."""
+        return Locks(self._scope)
+
+    def lock(
+        self, name: str, *, ttl: Duration | None = None, wait: Duration | None = 0, profile: str = "default"
+    ) -> Wanted:
+        """One holder at a time: `async with space.lock("portfolio/MSFT", ttl="5s", wait="2s") as guard:`.
+
+        `guard.space` writes only as long as the lock is held. `wait` is how long to stand in line: 0 not at all, None as
+        long as it takes. The lease lasts `ttl` (30 s; by profile "locks" 60 s, "long_running" 300 s) and is renewed as
+        long as the process lives.
+        """
+        return self._wanted("lock", name, ttl, wait, profile)
+
+    def read_lock(self, name: str, *, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
+        """Held together with other readers, and with no writer."""
+        return self._wanted("rw", name, ttl, wait, shared=True)
+
+    def write_lock(self, name: str, *, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
+        """Held alone: with no other writer and no reader."""
+        return self._wanted("rw", name, ttl, wait)
+
+    def semaphore(self, name: str, *, permits: int, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
+        """So many holders at a time. The number is stored at first use; another one later is InvalidInput."""
+        return self._wanted("semaphore", name, ttl, wait, size=check_units(permits, "permits"))
+
+    def election(self, name: str, *, ttl: Duration | None = None, wait: Duration | None = None) -> Wanted:
+        """One leader at a time: `async with space.election("leader") as term:`; `term.epoch` grows from leader to leader."""
+        return self._wanted("election", name, ttl, wait)
+
+    def pool(self, name: str, *, size: int) -> Pool:
+        """So many units of something: `async with pool.allocate():`. The size is stored at first use."""
+        size = check_units(size, "size")
+        return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)
+
+    def _wanted(
+        self,
+        kind: Kind,
+        name: str,
+        ttl: Duration | None,
+        wait: Duration | None,
+        profile: str = "default",
+        *,
+        size: int = 1,
+        units: int = 1,
+        shared: bool = False,
+    ) -> Wanted:
+        times = ttl_of(ttl, profile), wait_ms(wait)
+        return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)
+
+    def _view(self, scope: Scope) -> Space:
+        return Space(scope, self._blob_folder, self._coordination)
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
         """Conditions and operations on records in one batch, all or nothing.

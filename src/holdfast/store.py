@@ -21,6 +21,8 @@ from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
+from holdfast.layers.leases import Leases
+from holdfast.layers.locks import Coordination
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
@@ -98,11 +100,12 @@ class Store:
         """Finish what was accepted, stop the background work, let go of the store."""
         if self._engine is not None:
             try:
+                await self._coordination.close()
                 await self._caretaker.stop()
             finally:
                 await self._engine.close()
                 self._engine = None
-                del self._caretaker
+                del self._caretaker, self._coordination
             if self._temporary is not None:
                 self._temporary.cleanup()
                 self._temporary = None
@@ -124,6 +127,10 @@ class Store:
             lambda space: Audit(self._scope(space, SYSTEM_ACTOR)),
             self._sweep_blobs,
         )
+
+    @cached_property
+    def _coordination(self) -> Coordination:
+        return Coordination(Leases(self._clock))
 
     async def _sweep_blobs(self, space: str) -> None:
         if self._blobs is not None and self._blobs.exists():
@@ -155,7 +162,7 @@ class Store:
             self._audited.add(name)
             engine = AuditedReads(engine, agent)
         self._caretaker.look_after(name)
-        return Space(self._scope(name, agent, instance, engine), self._blob_folder)
+        return Space(self._scope(name, agent, instance, engine), self._blob_folder, self._coordination)
 
     async def spaces(self) -> list[SpaceInfo]:
         """Every space, with its durability, revision and usage."""

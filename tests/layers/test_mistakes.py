@@ -18,6 +18,7 @@ from holdfast import (
     Conflict,
     Damaged,
     InvalidInput,
+    LeaseLost,
     ManualClock,
     RecordTransaction,
     Space,
@@ -50,6 +51,20 @@ async def test_1_the_timer_of_an_old_entry_does_not_end_its_successor(
     clock.advance("2s")
     await store.tidy()
     assert await space.records.get("k") == "new"
+
+
+async def test_1_a_lock_is_released_by_its_holder_alone_and_fences_by_itself(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
+    late = await space.lock("l", ttl="2s").acquire()
+    clock.advance("2s")
+    async with store.space("contoso", agent="market", instance="2").lock("l") as guard:  # the same agent, another lease
+        with pytest.raises(LeaseLost):
+            await late.release()
+        with pytest.raises(LeaseLost):
+            await late.space.records.set("k", 1)
+        await guard.space.records.set("k", 2)
+    assert await space.records.get("k") == 2
 
 
 async def test_2_a_change_of_one_field_keeps_its_siblings(space: Space) -> None:

@@ -20,6 +20,7 @@ TOPICS: Final = {
     "holdfast.cli.collections": ("append", "list", "add", "remove", "members"),
     "holdfast.cli.feed": ("watch",),
     "holdfast.cli.audit": ("audit",),
+    "holdfast.cli.locks": ("locks",),
     "holdfast.cli.spaces": ("spaces",),
     "holdfast.cli.moving": ("export", "import", "copy", "backup"),
     "holdfast.cli.care": ("doctor", "tidy"),

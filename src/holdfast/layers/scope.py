@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock
 from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Receipt
+from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 
 if TYPE_CHECKING:
@@ -33,11 +34,19 @@ class Scope:
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
     ) -> Coroutine[Any, Any, Receipt]:
         """One batch, under the caller's request id or a fresh one; to be awaited."""
+        fresh = request_id is None
         if self.guards:
             conditions = (*self.guards, *conditions)
-        fresh = request_id is None
         batch = Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
-        return self.engine.commit(self.space, batch)
+        return self._guarded(batch) if self.guards else self.engine.commit(self.space, batch)
+
+    async def _guarded(self, batch: Batch) -> Receipt:
+        try:
+            return await self.engine.commit(self.space, batch)
+        except Conflict as conflict:
+            if conflict.key in {guard.key for guard in self.guards}:
+                raise LeaseLost(f"nothing was written: the lease on {conflict.key!r} has ended") from conflict
+            raise
 
     async def durability(self) -> Durability:
         """How durable the space is; it never changes while the space lives."""

@@ -1,0 +1,146 @@
+"""Leases: entries of one's own that end by themselves unless they are kept alive.
+
+Whatever is held (a lock, a permit, a leadership; later a message or a running workflow) is held by an entry with a ttl.
+While its holder lives, `Leases` touches it three times within the ttl, all leases of a space in one batch. When the holder
+dies, is paused or cut off, the entry expires, and from that instant the store refuses what is conditional on it: a view of
+the space made with `Lease.guarding` writes nothing more. There is no other notion of liveness: no process ids, no timers
+that outlive what they were set for.
+
+How it fails. A lease that could not be touched in time is lost: `lost` is set, and nobody tries to revive it. Until when a
+lease is good is reckoned on the local clock from before the touch was sent, so a holder never believes longer than the
+store does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.clock import Clock, sleep_or
+from holdfast.engine import OPERATIONS_MAX, Batch, Present, Touch
+from holdfast.errors import Conflict, Error
+from holdfast.layers.scope import Scope
+
+RENEWALS: Final = 3
+"""Touches within a ttl: two may fail."""
+
+log = logging.getLogger("holdfast.leases")
+
+
+class Lease:
+    """One entry that is kept alive; made by `Leases.keep`."""
+
+    def __init__(self, scope: Scope, key: str, ttl_ms: int, good_until: int) -> None:
+        self.scope = scope
+        self.key = key
+        self.ttl_ms = ttl_ms
+        self.good_until = good_until
+        """By the local clock."""
+        self.renew_at = good_until - ttl_ms + ttl_ms // RENEWALS
+        self.lost = asyncio.Event()
+        self._told: list[asyncio.Event] = []
+
+    def tell(self, event: asyncio.Event) -> None:
+        """Set this event too when the lease is lost."""
+        self._told.append(event)
+        if self.lost.is_set():
+            event.set()
+
+    def lose(self) -> None:
+        """It is over."""
+        for event in (self.lost, *self._told):
+            event.set()
+
+    def guarding(self) -> Scope:
+        """The scope in which every write needs this lease."""
+        return self.scope.guarded(Present(self.key))
+
+    def renewed(self, sent_at: int) -> None:
+        self.good_until = sent_at + self.ttl_ms
+        self.renew_at = sent_at + self.ttl_ms // RENEWALS
+
+
+class Leases:
+    """Keeps the leases of a store alive, as long as there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: set[Lease] = set()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
+        """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
+        lease = Lease(scope, key, ttl_ms, sent_at + ttl_ms)
+        self._kept.add(lease)
+        self._changed.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Keep it alive no longer; whoever holds it deletes its entry."""
+        self._kept.discard(lease)
+
+    async def close(self) -> None:
+        """Stop. What is still held ends when its ttl is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        while self._kept:
+            self._changed.clear()
+            now = self._clock.now_ms()
+            for lease in [lease for lease in self._kept if lease.good_until <= now]:
+                self.lose(lease)
+            due = [lease for lease in self._kept if lease.renew_at <= now]
+            await asyncio.gather(*(self._renew(group) for group in _alike(due)))
+            if self._kept:
+                await sleep_or(self._clock, min(lease.renew_at for lease in self._kept), self._changed)
+        self._task = None
+
+    async def _renew(self, leases: list[Lease]) -> None:
+        """Touch them in one batch. One that has ended is taken out, and the others are touched again."""
+        scope = leases[0].scope
+        while leases:
+            sent_at = self._clock.now_ms()
+            batch = Batch(scope.actor, tuple(Touch(lease.key, lease.ttl_ms) for lease in leases))
+            try:
+                await scope.engine.commit(scope.space, batch)
+            except Conflict as conflict:
+                ended = [lease for lease in leases if lease.key == conflict.key]
+                for lease in ended:
+                    self.lose(lease)
+                leases = [lease for lease in leases if lease not in ended and lease in self._kept]
+                continue
+            except Error as exc:
+                log.warning(
+                    "%d leases in %s could not be renewed and are tried again: %s", len(leases), scope.space, exc
+                )
+                for lease in leases:  # soon, but not at once
+                    lease.renew_at = sent_at + lease.ttl_ms // RENEWALS // 4 + 1
+                return
+            for lease in leases:
+                lease.renewed(sent_at)
+            return
+
+    def lose(self, lease: Lease) -> None:
+        """It was found to be over."""
+        self._kept.discard(lease)
+        lease.lose()
+
+
+def _alike(leases: Iterable[Lease]) -> list[list[Lease]]:
+    """Leases that one batch can touch: of one space and one actor, on one engine, not too many."""
+    groups: dict[tuple[int, str, str], list[Lease]] = {}
+    for lease in leases:
+        groups.setdefault((id(lease.scope.engine), lease.scope.space, lease.scope.actor), []).append(lease)
+    return [
+        group[start : start + OPERATIONS_MAX]
+        for group in groups.values()
+        for start in range(0, len(group), OPERATIONS_MAX)
+    ]

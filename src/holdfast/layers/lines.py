@@ -1,0 +1,207 @@
+"""Waiting lines: who stands where, and whose turn it is.
+
+A line is a key range. Whoever wants something appends an entry of its own (`push` gives it the next number, so the line is
+first in, first out) with a ttl that it keeps alive, and whoever comes first has it. Nobody ever writes another's entry: a
+waiter that dies expires and is skipped, a holder that dies likewise.
+
+    lock        the first one
+    semaphore   those whose units, with all before them, fit into its size
+    read/write  a writer that is first; readers with no writer before them
+
+Once it is somebody's turn it stays so as long as its entry lives, because entries before it only go and never come.
+
+A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
+in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
+only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+import msgspec
+from sortedcontainers import SortedDict
+
+from holdfast.clock import Clock, sleep_or
+from holdfast.codec import decode
+from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
+from holdfast.errors import Compacted, Error, Unavailable
+from holdfast.keys import Subspace
+
+LOCKS: Final = Subspace("locks")
+Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
+KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
+LOOK_MS_MIN: Final = 100
+LOOK_MS_MAX: Final = 5_000
+RETRY_MS: Final = 100
+"""After the feed could not be followed."""
+
+log = logging.getLogger("holdfast.lines")
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stands in a line, as the entry's value tells it."""
+
+    instance: str
+    units: int = 1
+    shared: bool = False
+    """A reader: others that are shared may hold at the same time."""
+    token: int | None = None
+    """Written when its turn came after it had waited; otherwise it had its turn when it was made, and it is the version."""
+
+
+def place_of(value: bytes) -> Place:
+    return decode(value, Place)
+
+
+def in_turn(places: Iterator[tuple[str, Place]], size: int) -> Iterator[str]:
+    """The keys whose turn it is, in a line with so many units to give."""
+    left, shared_before = size, False
+    for key, place in places:
+        if place.shared:
+            if left < size:
+                return  # somebody before has it alone
+            shared_before = True
+        elif shared_before or place.units > left:
+            return
+        else:
+            left -= place.units
+        yield key
+
+
+class Line:
+    """One line, as this process knows it."""
+
+    def __init__(self, prefix: str, size: int) -> None:
+        self.prefix = prefix
+        self.size = size
+        self.revision = -1
+        self.places: SortedDict[str, Place] = SortedDict()
+        self.look_at = 0
+        """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
+        self.turns: dict[str, asyncio.Event] = {}
+        """Local waiters."""
+        self._early: list[tuple[int, Change]] = []
+
+    def replace(self, entries: list[Entry], revision: int, now: int) -> None:
+        """The line as it was read at a revision; what the feed told before is kept only if it is newer."""
+        self.revision = revision
+        self.places = SortedDict((entry.key, place_of(entry.value)) for entry in entries)
+        turns = set(in_turn(iter(self.places.items()), self.size))
+        ends = [entry.expires_at for entry in entries if entry.key in turns and entry.expires_at is not None]
+        self.look_at = min(max(min(ends, default=0), now + LOOK_MS_MIN), now + LOOK_MS_MAX)
+        early, self._early = self._early, []
+        for version, change in early:
+            self.apply(version, change)
+        self.wake()
+
+    def apply(self, version: int, change: Change) -> None:
+        """One change of the feed."""
+        if self.revision < 0:
+            self._early.append((version, change))
+        elif version > self.revision:
+            if change.exists:
+                self.places[change.key] = place_of(change.value)
+            else:
+                self.places.pop(change.key, None)
+
+    def wake(self) -> None:
+        for key in in_turn(iter(self.places.items()), self.size):
+            if key in self.turns:
+                self.turns[key].set()
+
+
+class Lines:
+    """The lines of one space in which somebody waits in this process."""
+
+    def __init__(self, engine: Engine, space: str, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._clock = clock
+        self._lines: dict[str, Line] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+
+    async def _read(self, line: Line) -> None:
+        """Who stands in a line now."""
+        page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
+        line.replace(page.entries, page.revision, self._clock.now_ms())
+        self._changed.set()
+
+    @asynccontextmanager
+    async def standing(self, prefix: str, key: str, size: int, turn: asyncio.Event) -> AsyncIterator[None]:
+        """As long as this lasts: `turn` is set when it is the turn of this key. Its owner keeps its entry alive."""
+        line = self._lines.get(prefix)
+        if line is None:
+            line = self._lines[prefix] = Line(prefix, size)
+        line.turns[key] = turn
+        try:
+            if not self._tasks:
+                await self._start()
+            if key not in line.places:
+                await self._read(line)
+            line.wake()
+            yield
+        finally:
+            del line.turns[key]
+            if not line.turns and self._lines.get(prefix) is line:
+                del self._lines[prefix]
+            if not self._lines:
+                self.stop()
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    async def _start(self) -> None:
+        """Follow the feed from here on."""
+        found = await self._engine.spaces(self._space)
+        if not self._tasks:
+            loop, cursor = asyncio.get_running_loop(), cursor_at(found[0].revision if found else 0)
+            self._tasks = [loop.create_task(self._follow(cursor)), loop.create_task(self._look())]
+
+    async def _follow(self, cursor: str) -> None:
+        while True:
+            try:
+                async for commit in self._engine.watch(self._space, LOCKS.root, cursor=cursor):
+                    cursor = commit.cursor
+                    for change in commit.changes:
+                        line = self._lines.get(change.key[: change.key.rindex("/") + 1])
+                        if line is not None:
+                            line.apply(commit.version, change)
+                            line.wake()
+            except Compacted as exc:
+                log.debug("the feed of %s is followed from now: %s", self._space, exc)
+                cursor = await self._now(cursor)
+            except Error as exc:
+                log.warning("the feed of %s cannot be followed and is tried again: %s", self._space, exc)
+                await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
+
+    async def _now(self, cursor: str) -> str:
+        """Read every line anew; the feed is followed from before that."""
+        try:
+            found = await self._engine.spaces(self._space)
+            for line in list(self._lines.values()):
+                await self._read(line)
+        except Unavailable:
+            return cursor
+        return cursor_at(found[0].revision if found else 0)
+
+    async def _look(self) -> None:
+        """Look at a line anew when a lease in it should have ended."""
+        while True:
+            self._changed.clear()
+            now = self._clock.now_ms()
+            for line in [line for line in self._lines.values() if line.revision >= 0 and line.look_at <= now]:
+                try:
+                    await self._read(line)
+                except Error as exc:
+                    line.look_at = now + RETRY_MS
+                    log.warning("line %s cannot be read and is tried again: %s", line.prefix, exc)
+            times = [line.look_at for line in self._lines.values() if line.revision >= 0]
+            await sleep_or(self._clock, min(times, default=now + LOOK_MS_MAX), self._changed)

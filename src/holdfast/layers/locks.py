@@ -1,0 +1,390 @@
+"""Locks, semaphores, read and write locks, elections and pools: five ways to stand in a line (`lines.py`).
+
+    async with space.lock("portfolio/MSFT", ttl="5s", wait="2s") as guard:
+        await guard.space.records.set("cash", 10)
+
+To acquire is to append an entry of one's own to the line and to wait until it is one's turn; to hold is to keep that entry
+alive; to release is to delete it. `guard.space` is a view of the space whose every write is conditional on that entry, so
+a holder that was paused past its ttl can write nothing any more: the store refuses it with LeaseLost. `guard.token` is
+the version at which the entry was made: it grows from holder to holder, for systems outside that fence by number.
+
+How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
+after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
+of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
+by itself. The number of permits is stored at first use; another number later is InvalidInput.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.codec import decode, encode
+from holdfast.engine import SCAN_MAX, Absent, Delete, Entry, Present, Push, Put, Touch
+from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
+from holdfast.keys import Subspace, check_name
+from holdfast.layers.leases import Lease, Leases
+from holdfast.layers.lines import KINDS, LOCKS, Kind, Lines, Place, in_turn, place_of
+from holdfast.layers.scope import Scope
+
+if TYPE_CHECKING:
+    from holdfast.space import Space
+
+TTL_MS: Final = 30_000
+PROFILES_MS: Final = {"default": TTL_MS, "locks": 60_000, "long_running": 300_000}
+PERMITS: Final = Subspace("permits")
+UNITS_MAX: Final = 1_000_000
+
+Items = list
+
+log = logging.getLogger("holdfast.locks")
+
+
+class Coordination:
+    """What the coordination of a store shares: the leases it keeps alive, and the lines it stands in."""
+
+    def __init__(self, leases: Leases) -> None:
+        self.leases = leases
+        self.sizes: dict[str, int] = {}
+        """Sizes that were compared with what is stored, by space and key."""
+        self._lines: dict[str, Lines] = {}
+
+    def lines(self, scope: Scope) -> Lines:
+        if scope.space not in self._lines:
+            self._lines[scope.space] = Lines(scope.engine, scope.space, scope.clock)
+        return self._lines[scope.space]
+
+    async def close(self) -> None:
+        for lines in self._lines.values():
+            lines.stop()
+        await self.leases.close()
+
+
+class Guard:
+    """Something that is held. `space` writes only as long as it is."""
+
+    def __init__(self, wanted: Wanted, lease: Lease, token: int, acquired_at: int) -> None:
+        self._wanted = wanted
+        self._lease = lease
+        self.name = wanted.name
+        self.id = lease.key[lease.key.rindex("/") + 1 :]
+        self.holder = lease.scope.actor
+        self.token = token
+        self.acquired_at = as_datetime(acquired_at)
+        self.space: Space = wanted.view(lease.guarding())
+
+    @property
+    def epoch(self) -> int:
+        """The token, as elections call it: higher than that of every leader before."""
+        return self.token
+
+    @property
+    def expires_at(self) -> datetime:
+        """Until when it is held if it is not renewed; by the local clock, and never later than the store thinks."""
+        return as_datetime(self._lease.good_until)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have been lost."""
+        return self._lease.lost.is_set()
+
+    async def until_lost(self) -> None:
+        """Return when it is lost."""
+        await self._lease.lost.wait()
+
+    async def renew(self) -> None:
+        """Extend it by its ttl, now; LeaseLost if it is over. It is renewed in the background all the same."""
+        lease = self._lease
+        sent_at = lease.scope.clock.now_ms()
+        try:
+            await lease.scope.commit((Touch(lease.key, lease.ttl_ms),))
+        except Conflict as conflict:
+            self._wanted.coordination.leases.lose(lease)
+            raise self._lost() from conflict
+        lease.renewed(sent_at)
+
+    async def release(self) -> None:
+        """Give it up; LeaseLost if it was over already."""
+        lease = self._lease
+        self._wanted.coordination.leases.release(lease)
+        receipt = await lease.scope.commit((Delete(lease.key),))
+        if receipt.results != [True]:
+            lease.lose()
+            raise self._lost()
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"{self._wanted.called} was lost: its lease of {self._lease.ttl_ms / 1000:g} s ended, or somebody broke it. "
+            "Nothing was written through guard.space since; what was written otherwise may have met another holder's writes"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Something that can be acquired, with `async with` or with `acquire()` and `guard.release()`."""
+
+    coordination: Coordination
+    scope: Scope
+    view: Callable[[Scope], Space]
+    kind: Kind
+    name: str
+    ttl_ms: int
+    wait_ms: int | None
+    size: int = 1
+    units: int = 1
+    shared: bool = False
+    _held: list[Guard] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "name")
+
+    @property
+    def called(self) -> str:
+        """What it is, as messages name it."""
+        return f"{'lock' if self.kind == 'rw' else self.kind} {self.name!r}"
+
+    @property
+    def _prefix(self) -> str:
+        return LOCKS.prefix(self.kind, self.name)
+
+    async def acquire(self) -> Guard:
+        """Hold it, or raise LockAcquisitionError when it is not one's turn in time."""
+        if self.kind in ("semaphore", "pool"):
+            await self._agree_on_size()
+        clock = self.scope.clock
+        deadline = None if self.wait_ms is None else clock.now_ms() + self.wait_ms
+        while True:
+            guard = await self._stand_in_line(deadline)
+            if guard is not None:
+                return guard
+
+    async def _stand_in_line(self, deadline: int | None) -> Guard | None:
+        """Append oneself and wait for one's turn; None when one's place was lost meanwhile."""
+        scope, leases, place = self.scope, self.coordination.leases, self._place()
+        sent_at = scope.clock.now_ms()
+        receipt = await scope.commit((Push(self._prefix, encode(place), self.ttl_ms),))
+        key = str(receipt.results[0])
+        lease = leases.keep(scope, key, self.ttl_ms, sent_at)
+        try:
+            line = await self._line()
+            if key in in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size):
+                return Guard(self, lease, receipt.version, receipt.at)
+            if self.wait_ms == 0:
+                raise self._refused(line, "")
+            if not await self._wait(lease, deadline):
+                return None
+            since = await self._begin(lease, receipt.version)
+            return None if since is None else Guard(self, lease, receipt.version, since)
+        except BaseException:
+            await self._leave(lease)
+            raise
+
+    async def _line(self) -> list[Entry]:
+        """As much of the line as tells whose turn it is."""
+        limit = SCAN_MAX if self.shared else min(self.size + 1, SCAN_MAX)
+        return (await self.scope.engine.scan(self.scope.space, self._prefix, limit=limit)).entries
+
+    async def _wait(self, lease: Lease, deadline: int | None) -> bool:
+        """Until it is one's turn; False when one's place was lost."""
+        news = asyncio.Event()
+        lease.tell(news)
+        lines = self.coordination.lines(self.scope)
+        async with lines.standing(self._prefix, lease.key, self.size, news):
+            if not await sleep_or(self.scope.clock, deadline, news):
+                raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
+        return not lease.lost.is_set()
+
+    async def _begin(self, lease: Lease, token: int) -> int | None:
+        """One's turn has come: the lease begins anew, if it is still there."""
+        put = Put(lease.key, encode(self._place(token)), self.ttl_ms)
+        sent_at = self.scope.clock.now_ms()
+        try:
+            receipt = await self.scope.commit((put,), (Present(lease.key),))
+        except Conflict:
+            self.coordination.leases.lose(lease)
+            return None
+        lease.renewed(sent_at)
+        return receipt.at
+
+    async def _leave(self, lease: Lease) -> None:
+        """Step out of the line."""
+        self.coordination.leases.release(lease)
+        try:
+            await self.scope.commit((Delete(lease.key),))
+        except Error as exc:
+            log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, self.ttl_ms, exc)
+
+    def _place(self, token: int | None = None) -> Place:
+        return Place(self.scope.instance, self.units, self.shared, token)
+
+    def _refused(self, line: list[Entry], after: str) -> LockAcquisitionError:
+        holders = ", ".join(sorted({entry.owner for entry in line[: self.size]})) or "somebody who has just left"
+        first = line[0] if line else None
+        return LockAcquisitionError(
+            f"{self.called} was not acquired{after}: it is held by {holders}; name a time with wait= to stand in line",
+            key=None if first is None else first.key,
+            condition="turn",
+            actual=first,
+        )
+
+    async def _agree_on_size(self) -> None:
+        """The first user stores the size; everybody else must name the same."""
+        key = PERMITS.key(self.kind, self.name)
+        known = self.coordination.sizes.get(f"{self.scope.space} {key}")
+        if known is None:
+            try:
+                await self.scope.commit((Put(key, encode(self.size)),), (Absent(key),))
+                known = self.size
+            except Conflict as conflict:
+                if conflict.actual is None:
+                    raise
+                known = int(decode(conflict.actual.value))
+            self.coordination.sizes[f"{self.scope.space} {key}"] = known
+        if known != self.size:
+            raise InvalidInput(
+                f"{self.called} has {known} permits since its first use; it cannot be used with {self.size}"
+            )
+
+    async def __aenter__(self) -> Guard:
+        guard = await self.acquire()
+        self._held.append(guard)
+        return guard
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
+        guard = self._held.pop()
+        try:
+            await guard.release()
+        except LeaseLost:
+            if exc is None:
+                raise
+        except Error as failure:
+            log.warning("the release of %s did not reach the store; it ends by itself: %s", self.called, failure)
+
+
+class Pool:
+    """So many units of something, allocated and given back; never more than there are."""
+
+    def __init__(self, wanted: Callable[[int, Duration | None, Duration | None], Wanted], size: int) -> None:
+        self._wanted = wanted
+        self.size = size
+
+    def allocate(self, units: int = 1, *, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
+        """Some units, as long as the block lasts."""
+        if type(units) is not int or not 0 < units <= self.size:
+            raise InvalidInput(f"between 1 and {self.size} units can be allocated, not {units!r}")
+        return self._wanted(units, ttl, wait)
+
+    async def available(self) -> int:
+        """How many units nobody has at the moment."""
+        wanted = self._wanted(1, None, 0)
+        places = {entry.key: place_of(entry.value) for entry in await wanted._line()}
+        return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Who stands in a line."""
+
+    agent: str
+    instance: str
+    id: str
+    token: int | None
+    """What fences its writes; None as long as it waits."""
+    since: datetime
+    """Since when it holds, or waits."""
+    expires_at: datetime | None
+    units: int = 1
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """A line: who holds, and who waits, in order."""
+
+    kind: Kind
+    name: str
+    size: int
+    holders: list[Stand]
+    waiters: list[Stand]
+
+
+class Locks:
+    """What is held in a space, as `space.locks`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    async def list(self, prefix: str = "") -> Items[LockState]:
+        """Everything that is held or waited for, whose name begins with the prefix."""
+        sizes = {entry.key: int(decode(entry.value)) for entry in await self._entries(PERMITS.root)}
+        lines: dict[tuple[str, str], Items[Entry]] = {}
+        for entry in await self._entries(LOCKS.root):
+            kind, name, _ = LOCKS.split(entry.key, 3)
+            if name.startswith(prefix):
+                lines.setdefault((kind, name), []).append(entry)
+        return [
+            _state(kind, name, sizes.get(PERMITS.key(kind, name), 1), entries)  # type: ignore[arg-type]
+            for (kind, name), entries in lines.items()
+        ]
+
+    async def break_(self, name: str, kind: Kind = "lock") -> Items[Stand]:
+        """Take it away from whoever holds it; the next in line has its turn. The audit tells who did it."""
+        if kind not in KINDS:
+            raise InvalidInput(f"the kind is one of {', '.join(KINDS)}, not {kind!r}")
+        found = [state for state in await self.list(name) if (state.kind, state.name) == (kind, name)]
+        if not found:
+            raise NotFound(f"nobody holds {kind} {name!r}")
+        keys = [LOCKS.key(kind, name, stand.id) for stand in found[0].holders]
+        await self._scope.commit(tuple(Delete(key) for key in keys))
+        return found[0].holders
+
+    async def _entries(self, root: str) -> Items[Entry]:
+        entries: Items[Entry] = []
+        while True:
+            after = entries[-1].key if entries else None
+            page = await self._scope.engine.scan(self._scope.space, root, after=after, limit=SCAN_MAX)
+            entries += page.entries
+            if not page.more:
+                return entries
+
+
+def _state(kind: Kind, name: str, size: int, entries: list[Entry]) -> LockState:
+    places = {entry.key: place_of(entry.value) for entry in entries}
+    turns = set(in_turn(iter(places.items()), size))
+    stands = {entry.key: _stand(entry, places[entry.key], entry.key in turns) for entry in entries}
+    holders = [stand for key, stand in stands.items() if key in turns]
+    waiters = [stand for key, stand in stands.items() if key not in turns]
+    return LockState(kind, name, size, holders, waiters)
+
+
+def _stand(entry: Entry, place: Place, holds: bool) -> Stand:
+    began = entry.created_at if place.token is None else entry.updated_at
+    expires_at = None if entry.expires_at is None else as_datetime(entry.expires_at)
+    token = (place.token or entry.version) if holds else None
+    number = entry.key[entry.key.rindex("/") + 1 :]
+    return Stand(entry.owner, place.instance, number, token, as_datetime(began), expires_at, place.units, place.shared)
+
+
+def wait_ms(wait: Duration | None) -> int | None:
+    """How long to stand in line: 0 not at all, None as long as it takes."""
+    return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
+
+
+def ttl_of(ttl: Duration | None, profile: str) -> int:
+    """The ttl of a lease: as given, or as the profile says."""
+    if ttl is not None:
+        return duration_ms(ttl, name="ttl")
+    if profile not in PROFILES_MS:
+        raise InvalidInput(f"the profile is one of {', '.join(PROFILES_MS)}, not {profile!r}")
+    return PROFILES_MS[profile]
+
+
+def check_units(number: int, what: str) -> int:
+    if type(number) is not int or not 0 < number <= UNITS_MAX:
+        raise InvalidInput(f"{what} must be a whole number between 1 and {UNITS_MAX:,}, not {number!r}")
+    return number
