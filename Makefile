@@ -22,7 +22,7 @@ demo: setup ## eight agent processes share a store, some are killed with -9, not
 	@$(BIN)/python examples/demo.py
 
 test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
-	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=10
+	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10
 
 check: setup ## the static part: lint, format, types, and which module may import which
 	@$(BIN)/ruff check --quiet .

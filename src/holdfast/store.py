@@ -26,7 +26,7 @@ from holdfast.layers.locks import Coordination
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
-from holdfast.layers.settings import SYSTEM_SPACE, share
+from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, share
 from holdfast.layers.transfer import copy_store
 from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.creation import CreatedOnFirstUse
@@ -40,6 +40,13 @@ class _BacksUp(Protocol):
     async def backup(self, target: Path) -> None: ...
 
 
+@runtime_checkable
+class _MayRefuse(Protocol):
+    """An engine whose durability depends on a server's settings."""
+
+    async def require(self, durability: Durability) -> None: ...
+
+
 def open(
     url: str,
     *,
@@ -47,29 +54,44 @@ def open(
     retention: Retention | None = None,
     redact: Redaction | None = None,
     blobs: str | Path | None = None,
+    durability: Durability | None = "sync",
     background: bool = True,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
-    `url` is a path ("team.db"), or "memory:". `retention` and `redact` change the defaults. `blobs` is the folder for large
-    data, by default beside the file. `background=False` leaves sweeping, sealing and pruning to other processes.
+    `url` is a path ("team.db"), "memory:", "redis://…" or "postgresql://…". `retention` and `redact` change the defaults.
+    `blobs` is the folder for large data, by default beside the file. `durability` is what spaces are made with that name no
+    other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
+    `background=False` leaves sweeping, sealing and pruning to other processes.
     """
+    if durability is not None:
+        check_durability(durability)
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
-    return Store(url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, background)
+    return Store(
+        url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, durability, background
+    )
 
 
 class Store:
     """An open store. Made by `holdfast.open`."""
 
     def __init__(
-        self, url: str, clock: Clock, retention: Retention, redaction: Redaction, blobs: Path | None, background: bool
+        self,
+        url: str,
+        clock: Clock,
+        retention: Retention,
+        redaction: Redaction,
+        blobs: Path | None,
+        durability: Durability | None,
+        background: bool,
     ) -> None:
         self.url = url
         self._clock = clock
         self._retention = retention
         self._redaction = redaction
         self._blobs = blobs
+        self._durability: Durability | None = durability
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._background = background
         self._engine: Engine | None = None
@@ -80,7 +102,9 @@ class Store:
             raise InvalidInput("this store is open already")
         self._engine = await open_engine(self.url, self._clock)
         try:
-            await share(self._engine, self._redaction, self._retention)
+            if self._durability is not None and isinstance(self._engine, _MayRefuse):
+                await self._engine.require(self._durability)
+            await share(self._engine, self._redaction, self._retention, self._durability)
             self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
         except BaseException:
             await self._engine.close()
@@ -156,8 +180,9 @@ class Store:
         if durability is not None:
             check_durability(durability)
         engine = self.engine
-        if durability is not None or audit_reads:
-            engine = CreatedOnFirstUse(engine, name, durability or "sync", audit_reads)
+        otherwise = self._durability or "sync"
+        if durability is not None or audit_reads or otherwise != "sync":
+            engine = CreatedOnFirstUse(engine, name, durability, otherwise, audit_reads)
         if audit_reads or name in self._audited:
             self._audited.add(name)
             engine = AuditedReads(engine, agent)
@@ -173,6 +198,7 @@ class Store:
         check_space(name)
         if not await self.engine.spaces(name):
             raise NotFound(f"there is no space {name!r}")
+        await make_system_space(self.engine, self._durability)
         await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
             "committed", "drop_space", f"spaces/{name}", actor=agent
         )

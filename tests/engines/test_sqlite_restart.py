@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sqlite3
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast.engine import Batch, Put, cursor_at
@@ -96,4 +98,29 @@ async def test_the_write_ahead_log_does_not_grow_without_end(tmp_path: Path) -> 
         await asyncio.gather(*(engine.commit("s", Batch("a", (Put(f"records/{n}", value),))) for n in range(40)))
         await engine.scan("s", "records/", limit=5)
     assert (tmp_path / "team.db-wal").stat().st_size < 40_000_000
+    await engine.close()
+
+
+async def test_a_file_of_schema_1_is_brought_up_to_date_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    engine = await SqliteEngine.open(path)
+    values = {"records/small": b"1", "records/large": b'"' + b"x" * 5_000 + b'"', "records/edge": b"9" * 320}
+    await engine.commit("space", Batch("alice", tuple(Put(key, value) for key, value in values.items())))
+    before = (await engine.scan("space", "")).entries
+    await engine.close()
+    with contextlib.closing(apsw.Connection(str(path))) as old:
+        old.execute(
+            "DROP VIEW readable; ALTER TABLE entries RENAME TO new; DROP INDEX expiries;"
+            "CREATE TABLE entries (space INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, version INTEGER NOT NULL, "
+            "owner TEXT NOT NULL, created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER, "
+            "tag TEXT NOT NULL, UNIQUE (space, key)) STRICT;"
+            "INSERT INTO entries SELECT space, key, ifnull(value, (SELECT value FROM large WHERE large.key = new.key)), "
+            "version, owner, created_at, updated_at, expires_at, tag FROM new; DROP TABLE new; DROP TABLE large;"
+            "CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;"
+            "CREATE VIEW readable AS SELECT key FROM entries; PRAGMA user_version = 1"
+        )
+    engine = await SqliteEngine.open(path)
+    assert (await engine.scan("space", "")).entries == before
+    await engine.commit("space", Batch("alice", (Put("records/large", b"2"), Put("records/small", b"3" * 400))))
+    assert [finding for finding in await engine.inspect() if finding.level == "error"] == []
     await engine.close()

@@ -102,7 +102,7 @@ class Fleet:
         rng = random.Random(seed)
         next_kill = time.monotonic() + (kill_every or 0)
         while any(running := [worker for worker in self.workers if worker.process.poll() is None]):
-            self._check()
+            self.check()
             if kill_every is not None and time.monotonic() >= next_kill:
                 victim = rng.choice(running)
                 victim.kill()
@@ -110,7 +110,7 @@ class Fleet:
                 self.kills += 1
                 next_kill = time.monotonic() + rng.uniform(0, 2 * kill_every)
             time.sleep(rng.uniform(0.001, 0.01))
-        self._check()
+        self.check()
 
     def work_then_kill_all(self, seed: int) -> None:
         """Start whoever does not run, wait until each has recorded a random amount, and kill all of them at once."""
@@ -121,14 +121,15 @@ class Fleet:
         grown = [worker.fleet.folder / f"{worker.name}.{worker.life}.jsonl" for worker in self.workers]
         size = rng.randrange(4096, 65536)
         while not all(path.exists() and path.stat().st_size > size for path in grown):
-            self._check()
+            self.check()
             time.sleep(0.01)
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
             worker.process.wait()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Fail when a worker has, or when the time is over."""
         for worker in self.workers:
             if worker.process.poll() not in (None, 0):
                 log = (self.folder / f"{worker.name}.log").read_text()
@@ -175,7 +176,8 @@ async def all_entries(engine: Engine, space: str = SPACE) -> dict[str, Entry]:
 
 async def judge(history: list[Operation], url: str) -> Counter[str]:
     """Fail on whatever is wrong with what clients were told and what they left; otherwise count the outcomes."""
-    assert [str(violation) for violation in check(history)] == []
+    violations = [str(violation) for violation in check(history)]
+    assert not violations, "\n".join(violations)
     engine = await open_engine(url, SystemClock())
     try:
         feed = await whole_feed(engine)
@@ -183,7 +185,8 @@ async def judge(history: list[Operation], url: str) -> Counter[str]:
         findings = await engine.inspect()
     finally:
         await engine.close()
-    assert list(contradictions(history, feed, entries)) == []
+    found = list(contradictions(history, feed, entries))
+    assert not found, "\n".join(found[:20])
     assert [finding for finding in findings if finding.level == "error"] == []
     return Counter(op.outcome for op in history)
 

@@ -1,4 +1,6 @@
-"""A short run of fixed commits on a SQLite file, for faults at chosen system calls: `python -m tests.faults.scripted FILE LOG MODE`.
+"""A short run of fixed commits on a SQLite file, for faults at chosen system calls.
+
+`python -m tests.faults.scripted FILE LOG MODE ENGINE`, where ENGINE is sqlite or resident.
 
 The commits use every operation, conditions, ttls and large values, each with a request id, on a clock that stands still
 between them. So a run is the same every time, and what it must lead to can be computed on the memory engine.
@@ -20,6 +22,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -101,13 +104,23 @@ def clock_at(step: int) -> ManualClock:
     return clock
 
 
+async def open_store(engine: str, path: str | Path, clock: ManualClock) -> Engine:
+    """The engine of that name. No thread: strace counts the calls of each thread on its own."""
+    if engine == "sqlite":
+        from holdfast.engines.sqlite import SqliteEngine
+
+        return await SqliteEngine.open(path, clock=clock)
+    from holdfast.engines import resident, resident_commit
+
+    resident_commit.INLINE_COMMIT_S = 3600.0  # type: ignore[misc]
+    return await resident.ResidentEngine.open(path, clock=clock)
+
+
 class Run:
     """One run: the engine, its clock, and the log."""
 
-    def __init__(self, path: str, log: str, mode: str) -> None:
-        from holdfast.engines.sqlite import SqliteEngine
-
-        self.open: Callable[..., object] = SqliteEngine.open
+    def __init__(self, path: str, log: str, mode: str, kind: str) -> None:
+        self.kind = kind
         self.path = path
         self.mode = mode
         self.clock = clock_at(-1)
@@ -121,7 +134,7 @@ class Run:
         """The engine, opened if need be; None when that fails."""
         if self.engine is None:
             try:
-                self.engine = await self.open(self.path, clock=self.clock)  # type: ignore[misc]
+                self.engine = await open_store(self.kind, self.path, self.clock)
             except Error as exc:
                 self.failed(-1, exc)
         return self.engine
@@ -169,13 +182,13 @@ async def state_of(engine: Engine) -> tuple[int, list[Entry]] | None:
 
 
 async def at_once(function: Callable[..., object], *arguments: object) -> object:
-    """`asyncio.to_thread` without the thread: strace counts the calls of each thread on its own."""
+    """`asyncio.to_thread` without the thread."""
     return function(*arguments)
 
 
-async def main(path: str, log: str, mode: str) -> None:
+async def main(path: str, log: str, mode: str, kind: str) -> None:
     asyncio.to_thread = at_once  # type: ignore[assignment]
-    run = Run(path, log, mode)
+    run = Run(path, log, mode, kind)
     for n, step in enumerate(STEPS):
         run.clock.advance(step.advance)
         if n == REOPEN_AT:

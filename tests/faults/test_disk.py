@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.engine import Batch, Increment, Put
+from holdfast.engine import Batch, Engine, Increment, Put
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import StorageFull, Unavailable
 from tests.faults.driver import all_entries
@@ -80,7 +80,7 @@ def integrity(path: Path) -> list[object]:
         return connection.execute("PRAGMA integrity_check").fetchall()
 
 
-async def fill(engine: SqliteEngine) -> int:
+async def fill(engine: Engine) -> int:
     """Commit until the disk is full; gives the number of the batch that was refused."""
     for number in range(DISK_BYTES // len(LARGE) + 10):
         before = await all_entries(engine, SPACE)

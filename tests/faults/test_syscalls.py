@@ -36,8 +36,7 @@ import pytest
 
 from holdfast.engine import Engine, Entry, Receipt, Usage
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.sqlite import SqliteEngine
-from tests.faults.scripted import SPACE, STEPS, Line, clock_at
+from tests.faults.scripted import SPACE, STEPS, Line, clock_at, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
@@ -77,13 +76,14 @@ class Fault(NamedTuple):
     n: int
     lasting: bool = False
     mode: str = "recover"
+    engine: str = "sqlite"
 
     @property
     def expression(self) -> str:
         return f"{self.call}:{self.inject}:when={self.n}{'+' if self.lasting else ''}"
 
 
-def run_script(folder: Path, fault: Fault | None) -> tuple[int, str]:
+def run_script(folder: Path, fault: Fault | None, engine: str) -> tuple[int, str]:
     """The script under strace: its exit code, or 128 + the signal that ended it, and the calls on the store's files."""
     trace = folder / "trace"
     command = [
@@ -111,6 +111,7 @@ def run_script(folder: Path, fault: Fault | None) -> tuple[int, str]:
         str(folder / "store.db"),
         str(folder / "log"),
         mode,
+        engine,
     ]
     paths = [str(ROOT), str(ROOT / "src"), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]]
     # A session of its own: killing strace alone would let the script run on.
@@ -215,11 +216,11 @@ def read_log(path: Path) -> Seen:
     return Seen(len(answers), bool(tries) and not promised, at, [line.error for line in lines if line.error])
 
 
-async def inspect_file(path: Path, seen: Seen) -> None:
+async def inspect_file(path: Path, seen: Seen, kind: str) -> None:
     """Open the store after a run and hold it against the undisturbed one, then finish the script and do it again."""
     model = undisturbed()
     clock = clock_at(seen.at)
-    engine = await SqliteEngine.open(path, clock=clock)
+    engine = await open_store(kind, path, clock)
     try:
         found = await held(engine)
         allowed = [model.after[seen.acknowledged, seen.at]]
@@ -241,10 +242,10 @@ async def inspect_file(path: Path, seen: Seen) -> None:
 def attempt(folder: Path, fault: Fault) -> tuple[int, Seen]:
     """One run with one fault. Raises when anything is wrong afterwards."""
     folder.mkdir()
-    code, _ = run_script(folder, fault)
+    code, _ = run_script(folder, fault, fault.engine)
     seen = read_log(folder / "log")
     try:
-        asyncio.run(inspect_file(folder / "store.db", seen))
+        asyncio.run(inspect_file(folder / "store.db", seen, fault.engine))
     except Exception as exc:
         raise AssertionError(f"{fault}, {seen.errors}, in {folder}: {exc!r:.2000}") from exc
     shutil.rmtree(folder)
@@ -263,12 +264,15 @@ def sweep(folder: Path, faults: Iterable[Fault]) -> list[tuple[int, Seen]]:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+    return count_calls(tmp_path_factory.mktemp("undisturbed"), "sqlite")
+
+
+def count_calls(folder: Path, engine: str) -> Counter[str]:
     """How often an undisturbed run makes each call on the store's files."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    code, trace = run_script(folder, None)
+    code, trace = run_script(folder, None, engine)
     assert code == 0
     assert read_log(folder / "log") == Seen(len(STEPS), False, len(STEPS) - 1, [])
-    asyncio.run(inspect_file(folder / "store.db", read_log(folder / "log")))
+    asyncio.run(inspect_file(folder / "store.db", read_log(folder / "log"), engine))
     assert len(set(re.findall(r"^\d+", trace, re.MULTILINE))) == 1, "the script has threads, which strace counts apart"
     counts = Counter(re.findall(r"^\d+ +(\w+)\(", trace, re.MULTILINE))
     assert counts[WRITES] > 100

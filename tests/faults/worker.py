@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 from holdfast.clock import SystemClock
+from holdfast.engine import Engine
 from holdfast.engines.registry import open_engine
+from holdfast.errors import Unavailable
 from holdfast.testing.history import Recorder, events
 from holdfast.testing.workload import Clients
 
@@ -22,13 +24,22 @@ async def work(
     url: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
 ) -> None:
     former = [event for past in range(life) for event in events(Path(folder, f"{name}.{past}.jsonl"))]
-    engine = await open_engine(url, SystemClock())
+    engine = await opened(url)
     recorder = Recorder(Path(folder, f"{name}.{life}.jsonl"), time.monotonic_ns)
     fleet = Clients(engine, space, recorder, name, life, keys)
     await fleet.resolve(former)
     await fleet.run(clients, operations)
     await engine.close()
     recorder.close()
+
+
+async def opened(url: str) -> Engine:
+    """The store, as soon as its server is there."""
+    while True:
+        try:
+            return await open_engine(url, SystemClock())
+        except Unavailable:
+            await asyncio.sleep(0.02)
 
 
 if __name__ == "__main__":

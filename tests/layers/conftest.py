@@ -1,7 +1,8 @@
-"""Stores for the tests of layers: every test runs on memory and on SQLite, with a clock it moves itself."""
+"""Stores for the tests of layers: every test runs on every engine, with a clock it moves itself."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,14 +11,22 @@ import pytest
 import holdfast
 from holdfast import ManualClock, Space, Store
 
+_numbers = itertools.count(1)
+
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new store of each kind."""
+    number = next(_numbers)
+    if request.param == "redis":
+        return f"{request.getfixturevalue('redis_server').url}?prefix=layers{number}"
+    if request.param == "postgres":
+        return f"{request.getfixturevalue('postgres_server').url}?schema=layers{number}"
     return "memory:" if request.param == "memory" else str(tmp_path / "team.db")
 
 

@@ -92,7 +92,7 @@ async def opened(url: str, *, create: bool = False, json: bool = False) -> Async
     path = file_of(url)
     if path is not None and not create and not path.exists():
         raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
-    async with open(url, background=False) as store:
+    async with open(url, durability=None, background=False) as store:
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store
@@ -101,7 +101,7 @@ async def opened(url: str, *, create: bool = False, json: bool = False) -> Async
 def file_of(url: str) -> Path | None:
     """The file a URL names, if it names one."""
     scheme, rest = split_url(url)
-    if scheme != "sqlite":
+    if scheme not in ("sqlite", "resident"):
         return None
     path = rest.removeprefix("//")
     if "\0" in path:

@@ -55,7 +55,7 @@ class Committer:
             await self._write(space, items)
         except BaseException as exc:  # whoever waits must hear of it
             for item in items:
-                item.outcome = item.outcome or exc
+                item.outcome = exc  # an outcome from before the failure was never written
             if not isinstance(exc, Exception):
                 raise
         finally:

@@ -1,8 +1,9 @@
 """The memory engine: the specification, running.
 
-Each space is a dictionary, a sorted list of its keys, a sorted list of expiries and a list of commits. A commit is
-evaluated and applied within one step of the event loop, so there is nothing to lock. It keeps the last COMMITS_MAX
-commits; whoever wants older ones gets `Compacted`, and request ids are remembered as long as their commit is.
+Each space is a dictionary, a sorted list of its keys, a sorted list of expiries (`Space`, which the resident engine has
+too) and a list of commits. A commit is evaluated and applied within one step of the event loop, so there is nothing to
+lock. It keeps the last COMMITS_MAX commits; whoever wants older ones gets `Compacted`, and request ids are remembered as
+long as their commit is.
 
 It serves `memory:` stores, the volatile spaces of embedded stores, and the tests of every other engine, which must do
 what it does. Nothing in it survives the process.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -48,8 +49,8 @@ class MemoryEngine:
     def __init__(self, *, clock: Clock | None = None, first_revision: int = 0) -> None:
         self._clock = clock or SystemClock()
         self._first_revision = first_revision
-        self._spaces: dict[str, _Space] = {}
-        self._dropped: dict[str, _Space] = {}
+        self._spaces: dict[str, _MemorySpace] = {}
+        self._dropped: dict[str, _MemorySpace] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
 
@@ -79,10 +80,7 @@ class MemoryEngine:
         home = self._find(space)
         if home is None:
             return Page([], False, 0)
-        now = max(self._clock.now_ms(), home.time)
-        live = (home.live(key, now) for key in home.keys_under(prefix, after, reverse))
-        found = list(islice((entry for entry in live if entry is not None), limit + 1))
-        return Page(found[:limit], len(found) > limit, home.revision)
+        return home.page(prefix, after, limit, reverse, max(self._clock.now_ms(), home.time))
 
     def watch(
         self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
@@ -95,6 +93,10 @@ class MemoryEngine:
             self._ring(space)
 
     async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        return self.make(space, durability, audit_reads=audit_reads)
+
+    def make(self, space: str, durability: Durability, *, audit_reads: bool = False) -> SpaceInfo:
+        """What `create` does, at once."""
         check_durability(durability)
         known = self._find(space)
         if known is not None and known.durability != durability:
@@ -103,11 +105,11 @@ class MemoryEngine:
             )
         home = self._spaces[space] = known or self._made(space, durability)
         home.audit_reads = home.audit_reads or audit_reads
-        return self._info(space, home)
+        return home.info(space)
 
     async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
         names = sorted(self._spaces) if name is None else [name]
-        return [self._info(each, home) for each in names if (home := self._find(each)) is not None]
+        return [home.info(each) for each in names if (home := self._find(each)) is not None]
 
     async def drop(self, space: str) -> None:
         self.forget(space)
@@ -117,17 +119,12 @@ class MemoryEngine:
         home = self._find(space)
         if home is not None:
             del self._spaces[space]
-            self._dropped[space] = _Space(home.revision + 1, home.time, home.last_id)
+            self._dropped[space] = _MemorySpace(home.revision + 1, home.time, home.last_id)
             self._ring(space)
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
         home = self._spaces[space] = self._find(space) or self._made(space)
-        for entry in entries:
-            old = home.entries.get(entry.key)
-            if old is not None:
-                home.charge(old.owner, subspace_of(old.key), -1, -size_of(old))
-            home.store(entry.key, entry)
-            home.charge(entry.owner, subspace_of(entry.key), 1, size_of(entry))
+        home.load(entries)
         home.revision = home.floor = max(home.revision, revision)
         home.commits.clear()
         home.requests.clear()
@@ -147,15 +144,17 @@ class MemoryEngine:
             )
         ]
 
-    def _find(self, space: str) -> _Space | None:
+    def _find(self, space: str) -> _MemorySpace | None:
         if self._closed:
             raise Unavailable("the store is closed")
         return self._spaces.get(space)
 
-    def _made(self, space: str, durability: Durability = "sync") -> _Space:
+    def _made(self, space: str, durability: Durability = "sync") -> _MemorySpace:
         """A new space, not yet known; it goes on where one of that name was dropped."""
         left = self._dropped.get(space)
-        home = _Space(self._first_revision) if left is None else _Space(left.revision, left.time, left.last_id)
+        home = _MemorySpace(self._first_revision)
+        if left is not None:
+            home = _MemorySpace(left.revision, left.time, left.last_id)
         home.durability = durability
         home.created_at = max(self._clock.now_ms(), home.time)
         return home
@@ -178,23 +177,11 @@ class MemoryEngine:
         finally:
             waiting.discard(waiter)
 
-    def _info(self, name: str, home: _Space) -> SpaceInfo:
-        return SpaceInfo(
-            name=name,
-            durability=home.durability,
-            revision=home.revision,
-            created_at=home.created_at,
-            audit_reads=home.audit_reads,
-            feed_floor=home.floor,
-            next_expiry=home.expiries[0][0] if home.expiries else None,
-            usage=[Usage(*where, *amount) for where, amount in sorted(home.usage.items()) if amount[0]],
-        )
 
+class Space:
+    """The entries of one space and their order, and its head: what batches are evaluated on, but for request ids."""
 
-class _Space:
-    """One space; also the `State` its batches are evaluated on."""
-
-    def __init__(self, revision: int, time: int = 0, last_id: int = 0) -> None:
+    def __init__(self, revision: int = 0, time: int = 0, last_id: int = 0) -> None:
         self.revision = revision
         self.time = time
         self.last_id = last_id
@@ -205,8 +192,6 @@ class _Space:
         self.entries: dict[str, Entry] = {}
         self.keys: SortedList[str] = SortedList()
         self.expiries: SortedList[tuple[int, str]] = SortedList()
-        self.commits: list[Stored] = []
-        self.requests: dict[tuple[str, str], Stored] = {}
         self.usage: dict[tuple[str, str], list[int]] = {}
 
     # --- State ---
@@ -225,9 +210,6 @@ class _Space:
             for _, key in islice(self.expiries.irange(maximum=(now + 1,), inclusive=(True, False)), limit)
         ]
 
-    def request(self, actor: str, request_id: str) -> Stored | None:
-        return self.requests.get((actor, request_id))
-
     # --- reading ---
 
     def live(self, key: str, now: int) -> Entry | None:
@@ -235,6 +217,11 @@ class _Space:
         if entry is None or (entry.expires_at is not None and entry.expires_at <= now):
             return None
         return entry
+
+    def page(self, prefix: str, after: str | None, limit: int, reverse: bool, now: int) -> Page:
+        live = (self.live(key, now) for key in self.keys_under(prefix, after, reverse))
+        found = list(islice((entry for entry in live if entry is not None), limit + 1))
+        return Page(found[:limit], len(found) > limit, self.revision)
 
     def keys_under(self, prefix: str, after: str | None, reverse: bool) -> Iterator[str]:
         low, high = prefix, prefix_end(prefix)
@@ -246,6 +233,18 @@ class _Space:
         keys: Iterator[str] = self.keys.irange(low, high, (with_low, False), reverse)
         return keys
 
+    def info(self, name: str) -> SpaceInfo:
+        return SpaceInfo(
+            name=name,
+            durability=self.durability,
+            revision=self.revision,
+            created_at=self.created_at,
+            audit_reads=self.audit_reads,
+            feed_floor=self.floor,
+            next_expiry=self.expiries[0][0] if self.expiries else None,
+            usage=[Usage(*where, *amount) for where, amount in sorted(self.usage.items())],
+        )
+
     # --- writing ---
 
     def apply(self, group: Group) -> None:
@@ -253,15 +252,18 @@ class _Space:
             self.store(key, entry)
         for (owner, subspace), (keys, size) in group.usage.items():
             self.charge(owner, subspace, keys, size)
-        for commit in group.commits:
-            self.commits.append(commit)
-            if commit.request_id is not None:
-                self.requests[commit.actor, commit.request_id] = commit
         self.revision, self.last_id = group.revision, group.last_id
         if group.commits:
             self.time = group.now
-        if len(self.commits) > COMMITS_MAX * 1.1:
-            self.compact(self.commits[-COMMITS_MAX - 1].version)
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Entries exactly as given, over those that are there."""
+        for entry in entries:
+            old = self.entries.get(entry.key)
+            if old is not None:
+                self.charge(old.owner, subspace_of(old.key), -1, -size_of(old))
+            self.store(entry.key, entry)
+            self.charge(entry.owner, subspace_of(entry.key), 1, size_of(entry))
 
     def store(self, key: str, entry: Entry | None) -> None:
         old = self.entries.get(key)
@@ -282,6 +284,29 @@ class _Space:
         amount = self.usage.setdefault((owner, subspace), [0, 0])
         amount[0] += keys
         amount[1] += size
+        if not amount[0]:
+            del self.usage[owner, subspace]
+
+
+class _MemorySpace(Space):
+    """A space whose commits and requests are in memory too: all of the `State` its batches are evaluated on."""
+
+    def __init__(self, revision: int, time: int = 0, last_id: int = 0) -> None:
+        super().__init__(revision, time, last_id)
+        self.commits: list[Stored] = []
+        self.requests: dict[tuple[str, str], Stored] = {}
+
+    def request(self, actor: str, request_id: str) -> Stored | None:
+        return self.requests.get((actor, request_id))
+
+    def apply(self, group: Group) -> None:
+        super().apply(group)
+        for commit in group.commits:
+            self.commits.append(commit)
+            if commit.request_id is not None:
+                self.requests[commit.actor, commit.request_id] = commit
+        if len(self.commits) > COMMITS_MAX * 1.1:
+            self.compact(self.commits[-COMMITS_MAX - 1].version)
 
     def position(self, revision: int) -> int:
         """Where in `commits` the first one after a revision stands."""

@@ -1,7 +1,10 @@
 """Which URL is kept by which engine.
 
 team.db, ./data/team.db, sqlite:team.db     a SQLite file
+resident:team.db                            the same file with one owner, which has it in memory
 memory:                                     this process's memory
+redis://host, rediss://, redis+sentinel://, redis+cluster://     Redis; `redis_url.py` has the options
+postgresql://user@host/database?schema=holdfast                  PostgreSQL; other options are libpq's
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 from holdfast.clock import Clock
 from holdfast.engine import Engine
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import InvalidInput
 
@@ -30,6 +34,29 @@ async def _sqlite(rest: str, clock: Clock) -> Engine:
     return await SqliteEngine.open(_path(rest), clock=clock)
 
 
+async def _resident(rest: str, clock: Clock) -> Engine:
+    return await ResidentEngine.open(_path(rest), clock=clock)
+
+
+def _redis(scheme: str) -> Callable[[str, Clock], Awaitable[Engine]]:
+    async def open_redis(rest: str, clock: Clock) -> Engine:
+        try:
+            from holdfast.engines.redis_engine import RedisEngine
+        except ModuleNotFoundError as exc:
+            raise InvalidInput(f"{scheme}:// needs the Redis driver: pip install 'holdfast[redis]'") from exc
+        return await RedisEngine.open(f"{scheme}:{rest}", clock=clock)
+
+    return open_redis
+
+
+async def _postgres(rest: str, clock: Clock) -> Engine:
+    try:
+        from holdfast.engines.postgres import PostgresEngine
+    except ModuleNotFoundError as exc:
+        raise InvalidInput("postgresql:// needs the PostgreSQL driver: pip install 'holdfast[postgres]'") from exc
+    return await PostgresEngine.open(f"postgresql:{rest}", clock=clock)
+
+
 def _path(rest: str) -> Path:
     path = rest.removeprefix("//")
     if not path or "\0" in path:
@@ -40,12 +67,16 @@ def _path(rest: str) -> Path:
 def file_of(url: str) -> Path | None:
     """The file that keeps this store, if it is kept in one."""
     scheme, rest = split_url(url)
-    return _path(rest) if scheme == "sqlite" else None
+    return _path(rest) if scheme in ("sqlite", "resident") else None
 
 
 ENGINES: Final[dict[str, Callable[[str, Clock], Awaitable[Engine]]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "resident": _resident,
+    **{scheme: _redis(scheme) for scheme in ("redis", "rediss", "redis+sentinel", "redis+cluster")},
+    "postgresql": _postgres,
+    "postgres": _postgres,
 }
 
 

@@ -129,6 +129,9 @@ class SqliteEngine:
         lock = FileLock(path)
         try:
             await asyncio.to_thread(prepare, path, lock, boot_id())
+            if lock.try_acquire():  # nobody has the file for itself; one that was killed left its name
+                lock.unsign()
+                lock.release()
             return cls(path, lock, clock or SystemClock())
         except ForeignFile:
             lock.remove()
@@ -233,6 +236,8 @@ class SqliteEngine:
                 self._loop.call_soon(self._flush)
         elif have_lock:
             self._start_thread(self._commit_in_thread)
+        elif (owner := self._lock.owner()) is not None:
+            self._queue.refuse_all(f"process {owner} has {self._path} for itself; connect to it. Nothing was changed")
         else:
             giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
             self._start_thread(self._wait_and_commit).add_done_callback(lambda _: giving_up.cancel())
@@ -498,7 +503,9 @@ class SqliteEngine:
 
     async def _with_volatile(self, info: SpaceInfo) -> SpaceInfo:
         held = await self._volatile.spaces(info.name)
-        return msgspec.structs.replace(held[0], audit_reads=info.audit_reads) if held else info
+        if not held:
+            return info
+        return msgspec.structs.replace(held[0], durability="volatile", audit_reads=info.audit_reads)
 
     async def drop(self, space: str) -> None:
         home = self._home(space)

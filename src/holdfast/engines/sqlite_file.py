@@ -24,6 +24,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,7 +35,7 @@ from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, Out
 T = TypeVar("T")
 
 APPLICATION_ID: Final = 0x486F6C64  # "Hold"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SQLITE_VERSION_MIN: Final = 3_051_003
 PAGE_BYTES: Final = 2048
 """Small pages: a commit writes every page it touches to the log, whole."""
@@ -59,19 +60,7 @@ VALUE: Final = "ifnull(value, (SELECT value FROM large WHERE (space, key) = (ent
 ASYNC_JUMP: Final = 2**20
 """By how much the revision of an async space jumps when the machine was restarted."""
 
-SCHEMA: Final = f"""
-CREATE TABLE spaces (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    durability TEXT NOT NULL,
-    audit_reads INTEGER NOT NULL,
-    floor INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    dropped INTEGER NOT NULL
-) STRICT;
--- `boot` is the machine's boot id when the file was last opened for the first time since.
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE entries (
+ENTRIES: Final = f"""CREATE TABLE entries (
     space INTEGER NOT NULL,
     key TEXT NOT NULL,
     value BLOB,
@@ -91,7 +80,28 @@ CREATE TABLE large (
     UNIQUE (space, key)
 ) STRICT;
 CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;
--- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
+"""
+READABLE: Final = f"""-- For people with a SQLite shell.
+CREATE VIEW readable AS
+    SELECT spaces.name AS space, key, CAST({VALUE} AS TEXT) AS value, version, owner, tag,
+           datetime(entries.created_at / 1000, 'unixepoch') AS created_at,
+           datetime(updated_at / 1000, 'unixepoch') AS updated_at,
+           datetime(expires_at / 1000, 'unixepoch') AS expires_at
+    FROM entries JOIN spaces ON spaces.id = entries.space;
+"""  # noqa: S608 - a constant of our own
+SCHEMA: Final = f"""
+CREATE TABLE spaces (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    durability TEXT NOT NULL,
+    audit_reads INTEGER NOT NULL,
+    floor INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    dropped INTEGER NOT NULL
+) STRICT;
+-- `boot` is the machine's boot id when the file was last opened for the first time since.
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+{ENTRIES}-- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
 -- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
 -- `id` is space * 2^{REVISION_BITS} + the group's last revision.
 CREATE TABLE feed (
@@ -116,16 +126,9 @@ CREATE TABLE usage (
     bytes INTEGER NOT NULL,
     PRIMARY KEY (space, owner, subspace)
 ) STRICT, WITHOUT ROWID;
--- For people with a SQLite shell.
-CREATE VIEW readable AS
-    SELECT spaces.name AS space, key, CAST({VALUE} AS TEXT) AS value, version, owner, tag,
-           datetime(entries.created_at / 1000, 'unixepoch') AS created_at,
-           datetime(updated_at / 1000, 'unixepoch') AS updated_at,
-           datetime(expires_at / 1000, 'unixepoch') AS expires_at
-    FROM entries JOIN spaces ON spaces.id = entries.space;
-PRAGMA application_id = {APPLICATION_ID};
+{READABLE}PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
-"""  # noqa: S608 - both are numbers of our own
+"""
 
 
 class ForeignFile(IncompatibleStore):
@@ -145,10 +148,11 @@ def connect(path: Path) -> apsw.Connection:
     return connection
 
 
-def prepare(path: Path, lock: FileLock, boot: str) -> None:
+def prepare(path: Path, lock: AbstractContextManager[object], boot: str) -> None:
     """Create the file, or make sure that it is one of ours and ready; raise a helpful error otherwise.
 
-    A store that is in use already is recognised without taking the lock, so opening it waits for nobody.
+    A store that is in use already is recognised without taking the lock, so opening it waits for nobody. Who has the lock
+    already gives a context that does nothing.
     """
     if apsw.SQLITE_VERSION_NUMBER < SQLITE_VERSION_MIN:
         version = apsw.sqlite_lib_version()
@@ -181,6 +185,8 @@ def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
     try:
         if not _is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
             return False
+        if connection.pragma("user_version") < SCHEMA_VERSION:
+            return False
         return connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall() == [(boot,)]
     finally:
         connection.execute("ROLLBACK")
@@ -211,6 +217,8 @@ def _make_ready(connection: apsw.Connection, path: Path, boot: str) -> None:
     try:
         if not ours:
             connection.execute(SCHEMA)
+        elif connection.pragma("user_version") < SCHEMA_VERSION:
+            _migrate(connection)
         _note_boot(connection, boot)
         connection.execute("COMMIT")
     except BaseException:
@@ -218,6 +226,18 @@ def _make_ready(connection: apsw.Connection, path: Path, boot: str) -> None:
             connection.execute("ROLLBACK")
         raise
     sync_folder(path.parent)
+
+
+def _migrate(connection: apsw.Connection) -> None:
+    """From schema 1, which had every value in `entries`, a table with rowids."""
+    connection.execute(
+        "DROP VIEW readable; DROP INDEX expiries; ALTER TABLE entries RENAME TO entries_1;"  # noqa: S608
+        f"{ENTRIES}{READABLE}"
+        f"INSERT INTO large SELECT space, key, value FROM entries_1 WHERE length(value) > {VALUE_INLINE_MAX};"
+        f"INSERT INTO entries SELECT space, key, CASE WHEN length(value) <= {VALUE_INLINE_MAX} THEN value END, version, "
+        "owner, created_at, updated_at, expires_at, tag FROM entries_1 ORDER BY space, key;"
+        f"DROP TABLE entries_1; PRAGMA user_version = {SCHEMA_VERSION}"
+    )
 
 
 def _note_boot(connection: apsw.Connection, boot: str) -> None:
@@ -316,6 +336,28 @@ class FileLock:
 
     def release(self) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def sign(self) -> None:
+        """Having the lock, and to keep it: write this process's number into its file, for whoever is refused."""
+        with contextlib.suppress(OSError):  # a courtesy
+            os.ftruncate(self._lock, 1)
+            os.pwrite(self._lock, str(os.getpid()).encode(), 1)
+
+    def unsign(self) -> None:
+        """Before letting go of a lock that was signed."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock, 1)
+
+    def owner(self) -> int | None:
+        """The process that keeps the lock for as long as it lives, if it can be told."""
+        try:
+            owner = int(os.pread(self._lock, 20, 1))
+            os.kill(owner, 0)  # one that was killed could not take its name away
+        except PermissionError:
+            return owner  # it is another user's
+        except (OSError, ValueError):
+            return None
+        return owner
 
     def ring(self) -> None:
         """Tell watchers in other processes that something was committed."""

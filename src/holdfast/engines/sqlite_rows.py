@@ -8,7 +8,7 @@ the transaction it belongs to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -145,6 +145,19 @@ def _describe_one(
     return SpaceInfo(name, durability, revision, created_at, bool(audit_reads), floor, due, held)
 
 
+def find_request(execute: Execute, space: int, time: int, actor: str, request_id: str) -> Stored | None:
+    """The commit that answered a request, in a space whose time is `time`."""
+    row = first_row(execute, _REQUEST, (feed_id(space, 0), space, actor, request_id))
+    if row is not None:
+        return _find(row[1], actor, request_id)
+    if not is_generated(request_id):
+        return None
+    # A generated id that is asked for again, after a failure: it stands in the feed, most likely near its end.
+    needle, oldest = request_id.encode(), time - REQUEST_WINDOW_MS
+    rows = execute(_BACKWARDS, (feed_id(space, 0), feed_id(space, REVISION_MAX), oldest))
+    return next((found for (data,) in rows if needle in data and (found := _find(data, actor, request_id))), None)
+
+
 def _find(commits: bytes, actor: str, request_id: str) -> Stored | None:
     """The commit of this request in a row of the feed."""
     found = (commit for commit in _decode_stored(commits) if (commit.actor, commit.request_id) == (actor, request_id))
@@ -214,18 +227,7 @@ class SpaceState:
         return entries
 
     def request(self, actor: str, request_id: str) -> Stored | None:
-        if self.id is None:
-            return None
-        row = first_row(self._execute, _REQUEST, (feed_id(self.id, 0), self.id, actor, request_id))
-        if row is not None:
-            return _find(row[1], actor, request_id)
-        return self._search_feed(self.id, actor, request_id) if is_generated(request_id) else None
-
-    def _search_feed(self, space: int, actor: str, request_id: str) -> Stored | None:
-        """A generated id that is asked for again, after a failure: it stands in the feed, most likely near its end."""
-        needle, oldest = request_id.encode(), self.time - REQUEST_WINDOW_MS
-        rows = self._execute(_BACKWARDS, (feed_id(space, 0), feed_id(space, REVISION_MAX), oldest))
-        return next((found for (data,) in rows if needle in data and (found := _find(data, actor, request_id))), None)
+        return None if self.id is None else find_request(self._execute, self.id, self.time, actor, request_id)
 
     def keep(self, group: Group) -> bool:
         """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
@@ -255,6 +257,16 @@ class SpaceState:
 # --- writing ---
 
 
+class Written(Protocol):
+    """A space as the writer of its rows must know it."""
+
+    name: str
+    id: int | None
+    dropped: bool
+    large: set[str]
+    """Of the keys a group writes, those that have a large value until then."""
+
+
 class Writer:
     """What changes rows. `execute` and `execute_many` belong to the connection that writes."""
 
@@ -262,8 +274,8 @@ class Writer:
         self.execute = execute
         self._execute_many = execute_many
 
-    def group(self, state: SpaceState, group: Group, *, requests_are_new: bool) -> None:
-        """The post-images of a group: entries, the feed's row, requests and usage.
+    def group(self, state: Written, group: Group, *, requests_are_new: bool) -> int:
+        """The post-images of a group: entries, the feed's row, requests and usage. Gives the space's id.
 
         With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
         """
@@ -282,6 +294,7 @@ class Writer:
             self._each(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
         if group.usage:
             self._charge(space, group.usage)
+        return space
 
     def create(self, name: str, durability: Durability, audit_reads: bool, now: int) -> None:
         row = first_row(self.execute, _SPACE, (name,))

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from holdfast.codec import decode, encode
-from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Condition, Engine, Put, VersionIs
-from holdfast.errors import Conflict
+from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Condition, Durability, Engine, Put, VersionIs
+from holdfast.errors import Conflict, DurabilityUnavailable
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 
@@ -42,13 +42,25 @@ async def learn(engine: Engine, redaction: Redaction, retention: Retention) -> t
     return settings, VersionIs(SETTINGS, entry.version)
 
 
-async def share(engine: Engine, redaction: Redaction, retention: Retention) -> None:
+async def make_system_space(engine: Engine, durability: Durability | None) -> None:
+    """The store's own space, as durable as the store's spaces are by default; None: as durable as it can be."""
+    if not await engine.spaces(SYSTEM_SPACE):
+        try:
+            await engine.create(SYSTEM_SPACE, durability or "sync")
+        except DurabilityUnavailable:
+            if durability is not None:
+                raise
+            await engine.create(SYSTEM_SPACE, "async")
+
+
+async def share(engine: Engine, redaction: Redaction, retention: Retention, durability: Durability | None) -> None:
     """Learn, and tell what this process was told; a process that was told nothing writes nothing."""
     while True:
         known, unchanged = await learn(engine, redaction, retention)
         mine = Settings(sorted(redaction.fields), sorted(redaction.keys), {**known.kept_ms, **retention.told})
         if mine == known:
             return
+        await make_system_space(engine, durability)
         try:
             await engine.commit(SYSTEM_SPACE, Batch(SYSTEM_ACTOR, (Put(SETTINGS, encode(mine)),), (unchanged,)))
         except Conflict:

@@ -9,19 +9,30 @@ from holdfast.middleware.wrapper import Wrapper
 
 
 class CreatedOnFirstUse(Wrapper):
-    """For one space: `create` comes before its first operation, and a different durability is refused there."""
+    """For one space: `create` comes before its first operation, and a durability other than `asked` is refused there.
 
-    def __init__(self, inner: Engine, space: str, durability: Durability, audit_reads: bool) -> None:
+    Who asks for none takes the space as it is, or gets a new one with the durability `otherwise`.
+    """
+
+    def __init__(
+        self, inner: Engine, space: str, asked: Durability | None, otherwise: Durability, audit_reads: bool
+    ) -> None:
         super().__init__(inner)
         self._space = space
-        self._durability: Durability = durability
+        self._asked = asked
+        self._otherwise: Durability = otherwise
         self._audit_reads = audit_reads
         self._created = False
 
     async def _create(self) -> None:
         if not self._created:
-            await self.inner.create(self._space, self._durability, audit_reads=self._audit_reads)
+            durability = self._asked or await self._found() or self._otherwise
+            await self.inner.create(self._space, durability, audit_reads=self._audit_reads)
             self._created = True
+
+    async def _found(self) -> Durability | None:
+        found = await self.inner.spaces(self._space)
+        return found[0].durability if found else None
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         await self._create()

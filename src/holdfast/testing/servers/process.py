@@ -1,7 +1,8 @@
 """One server process: started, waited for, stopped, killed, paused.
 
 A server belongs to whoever started it. It runs in a session of its own, so that a Ctrl-C in the terminal reaches the
-tests first, and it dies with the process that started it (Linux: PR_SET_PDEATHSIG), even if that is killed.
+tests first, and it dies with the thread that started it (Linux: PR_SET_PDEATHSIG), even if its process is killed: start
+servers in the main thread.
 """
 
 from __future__ import annotations

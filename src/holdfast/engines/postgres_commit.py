@@ -1,0 +1,543 @@
+"""How a group of batches is committed to a PostgreSQL store.
+
+At once. The group is evaluated on what this process remembers of the space, and one call writes it: it takes the space's
+lock, looks whether the head is still where the evaluation began, and writes the post-images, or nothing. That is one
+round trip, the commit and its flush included. When nothing is remembered, one round trip before it reads what is needed.
+
+At once, among others. A process that finds that others write to the space too sends with its groups what they relied on:
+the entries of the keys they look at, or, where a batch just replaces an entry, its outlines (created when, whose, which
+tag, how large). If the head has moved the server compares, and if all of it is still so it writes the group after what the
+others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. So the lock is
+held by the server alone, for one flush, and never while a client thinks or a network carries.
+
+In turn. What depends on more (a take, an expiry to be told of, an entry that others change all the time) takes the lock
+first, reads, is evaluated while the lock is held, and is written: two round trips, and nobody can be overtaken for ever.
+
+Time. With the system's clock the time is the server's, so that machines agree. A group that is evaluated before it is
+sent needs the time earlier: a client estimates it from the latest answers, never ahead of the truth by more than
+CLOCK_SLACK_MS. The server refuses a group if, by its own clock after the lock, an entry has expired that the evaluation
+took for live: what is written is what an evaluation at that moment would have written.
+
+Failure. An error of the server rolls back. When the connection breaks after a group was sent its fate is open: the space's
+lock is taken on a new connection, which waits for the old one's transaction to end, and the feed tells, by a number the
+writer drew, whether the group was written. If it was not it is tried again, under the same number. A message that is still
+under way finds another head, and the number written already; after MESSAGE_MS it is refused for its age, and resolving goes
+on for longer than that. Only if the server cannot be asked is the outcome unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.engine import REQUEST_WINDOW_MS, Batch, Receipt
+from holdfast.engines.evaluation import Group
+from holdfast.engines.grouping import Waiting
+from holdfast.engines.postgres_functions import CHANGED, DONE, EXPIRED, LATE, MOVED, REBASED
+from holdfast.engines.postgres_link import (
+    FALSE,
+    TRUE,
+    Broken,
+    Call,
+    Link,
+    Pool,
+    Refused,
+    Rows,
+    int4,
+    int8,
+    int8_array,
+    number,
+    refused,
+    text,
+    text_array,
+)
+from holdfast.engines.postgres_rows import Reply, Terms, settle, write_call
+from holdfast.engines.postgres_server import ServerTime
+from holdfast.engines.postgres_state import Missing, SpaceState, Uses, Wanted
+from holdfast.engines.postgres_statements import (
+    BEGIN,
+    BEGIN_SNAPSHOT,
+    COMMIT,
+    FORGET,
+    HEAD,
+    LOCK,
+    LOCK_NAMED,
+    MAKE,
+    REVIVE,
+    ROLLBACK,
+    SPACE,
+    WRITER,
+)
+from holdfast.errors import Conflict, Error, OutcomeUnknown, Unavailable
+
+MESSAGE_MS: Final = 10_000
+"""A group that reaches the server later than this is refused."""
+RESOLVE_S: Final = 30.0
+"""How long to try to find out what became of a group; longer than MESSAGE_MS."""
+RECONNECT_S: Final = 5.0
+"""How long to wait for a server that went away before anything was sent."""
+AT_ONCE_MAX: Final = 4
+"""Attempts before waiting for the lock."""
+IN_TURN_MAX: Final = 64
+"""Attempts with the lock; each fails only if an entry expires in the same moment."""
+TURNS_MAX: Final = 32
+"""Groups that wait for their turn, at most, before one is tried at once again."""
+ALONE_MAX: Final = 64
+"""Groups without a trace of others after which a process takes itself for the only one."""
+TRIES_MAX: Final = 5
+"""Times a group is begun anew after a connection broke, or the server ended a transaction to resolve a deadlock."""
+REPEATED_STATES: Final = ("40001", "40P01")
+
+
+class MadeAnew(Exception):
+    """The space was dropped and made anew, volatile, since this process looked."""
+
+
+class _Sent:
+    """What was sent and not answered yet."""
+
+    __slots__ = ("group", "number", "open", "revision")
+
+    def __init__(self, number: int) -> None:
+        self.group: Group | None = None
+        self.number = number
+        """Of the group, the same for every attempt: what of it is written is written once."""
+        self.open = False
+        self.revision = 0
+        """Where the space was before."""
+
+
+class _Traffic:
+    """How others' commits have met ours in a space."""
+
+    __slots__ = ("_alone", "_pause", "_turns", "left", "shared")
+
+    def __init__(self) -> None:
+        self.left = (0, 0)
+        """The head that our last group left."""
+        self.shared = False
+        """Others write here too."""
+        self._alone = 0
+        self._turns = 0
+        self._pause = 0
+
+    def takes_turns(self) -> bool:
+        """Whether the next group had better wait for its turn: trying at once has been in vain lately."""
+        if self._turns == 0:
+            return False
+        self._turns -= 1
+        return True
+
+    def was_in_vain(self) -> None:
+        if self.shared:
+            self._pause = min(TURNS_MAX, 2 * self._pause + 1)
+            self._turns = self._pause
+
+    def met(self, others: bool, *, at_once: bool) -> bool:
+        """A group was written, after others' or not. False when others have not been seen for long."""
+        if others:
+            self.shared, self._alone = True, 0
+        elif self.shared:
+            self._alone += 1
+            if self._alone > ALONE_MAX:
+                self.shared, self._alone, self._pause, self._turns = False, 0, 0, 0
+                return False
+        if at_once:
+            self._pause = 0
+        return True
+
+
+class Writer:
+    """Commits groups, and remembers what it saw of spaces."""
+
+    def __init__(self, pool: Pool, time: ServerTime, locks: int, committed: Callable[[str, int], None]) -> None:
+        self._pool = pool
+        self._time = time
+        self._locks = locks
+        self._committed = committed
+        self._ids: dict[str, int] = {}
+        """Spaces keep their ids for ever."""
+        self._states: dict[str, SpaceState] = {}
+        self._traffic: dict[str, _Traffic] = {}
+        self._number = secrets.randbits(41) << 22
+
+    def forget(self, space: str) -> None:
+        """Something changed the space beside its commits."""
+        self._states.pop(space, None)
+
+    async def write(self, space: str, items: list[Waiting]) -> None:
+        """Commit a group of one space, and leave every item's outcome in it."""
+        try:
+            await self._write(space, items)
+        except BaseException as exc:
+            for item in items:
+                item.outcome = exc  # not what the evaluation said: it was not written
+            raise
+
+    async def _write(self, space: str, items: list[Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        until: float | None = None
+        doubt: Broken | None = None
+        """A message may still be under way; it is harmless once a later one is written."""
+        self._number += 1
+        sent = _Sent(self._number)
+        for _ in range(TRIES_MAX):
+            sent.open = False
+            try:
+                if self._traffic_of(space).takes_turns() or not await self._at_once(space, items, sent):
+                    await self._in_turn(space, items, sent)
+                return None
+            except Refused as exc:
+                if exc.sqlstate not in REPEATED_STATES:
+                    raise refused(exc) from exc
+                failure: Exception = refused(exc)
+            except Broken as exc:
+                failure = exc
+                until = until or loop.time() + RECONNECT_S
+                if sent.open:
+                    doubt = exc
+                    written = await self._resolve(space, items, sent)
+                    if written is None:
+                        break
+                    if written:
+                        return None
+            except Unavailable as exc:
+                # The server is away. Only who was connected a moment ago waits for it to come back.
+                failure = exc
+                while until is not None and not self._pool.closed and loop.time() < until:
+                    await asyncio.sleep(0.1)
+                    if await self._answers():
+                        break
+                else:
+                    break
+        if doubt is not None:
+            return _tell_unknown(items, doubt)
+        if isinstance(failure, Broken):
+            raise Unavailable(f"the connection to the server broke ({failure}); nothing was changed") from failure
+        raise failure
+
+    async def _answers(self) -> bool:
+        try:
+            self._pool.release(await self._pool.acquire())
+        except Error:
+            return False
+        return True
+
+    # --- at once ---
+
+    async def _at_once(self, space: str, items: list[Waiting], sent: _Sent) -> bool:
+        """Evaluate on what is known and write it if that is still so. False: wait for the turn."""
+        traffic, before = self._traffic_of(space), self._states.pop(space, None)
+        state, wanted = before, None
+        for _ in range(AT_ONCE_MAX):
+            now = self._time.now()
+            if state is None:
+                wanted = wanted or Wanted(_batches(items))
+                id = self._ids.get(space) or await self._look_up(space)
+                if id is None:
+                    return False
+                state = await self._read(space, id, wanted)
+                if state.id is None or state.dropped:
+                    return False
+                now = state.now
+            try:
+                group = self._evaluate(state, items, now, known_new=wanted is None)
+            except Missing:
+                state.retract()
+                if wanted is not None:
+                    wanted.more()
+                state = None
+                continue
+            if self._is_volatile(state, items):
+                return True
+            uses = self._uses(state, items) if traffic.shared else None
+            call = self._prepared(state, group, sent, uses)
+            *_, rows = await self._pool.run(*self._forgotten(state, group), call)
+            reply = self._answered(rows)
+            if reply.outcome in (DONE, REBASED):
+                self._done(state, group, reply, items, before)
+                return True
+            sent.open = False
+            if reply.outcome == CHANGED:
+                state.correct(reply)
+            elif reply.outcome in (MOVED, LATE):
+                break
+            else:
+                state = None
+        traffic.was_in_vain()
+        if before is not None:
+            before.retract()
+            self._states[space] = before
+        return False
+
+    def _uses(self, state: SpaceState, items: list[Waiting]) -> Uses:
+        uses = Uses(_batches(items))
+        for item in items:
+            # A refusal names the version it found, so one that another batch of the group wrote must not change any more.
+            if isinstance(item.outcome, Conflict) and item.outcome.actual is not None:
+                uses.version_max = max(uses.version_max, item.outcome.actual.version)
+        return uses
+
+    def _traffic_of(self, space: str) -> _Traffic:
+        return self._traffic.get(space) or self._traffic.setdefault(space, _Traffic())
+
+    async def _look_up(self, space: str) -> int | None:
+        [rows] = await self._pool.run((SPACE, (text(space),)))
+        return self.know(space, number(rows[0][0])) if rows else None
+
+    def know(self, space: str, id: int) -> int:
+        self._ids[space] = id
+        return id
+
+    async def _read(self, space: str, id: int, wanted: Wanted) -> SpaceState:
+        """The space as it is, from one snapshot."""
+        calls = self._reads(space, id, wanted)
+        _, *answers, _ = await self._pool.run((BEGIN_SNAPSHOT, ()), *calls, (COMMIT, ()))
+        return self._state_of(space, wanted, answers)
+
+    def _state_of(self, space: str, wanted: Wanted, answers: list[Rows]) -> SpaceState:
+        head, *rest = answers
+        state = SpaceState(space, head)
+        state.learn(wanted, rest)
+        if self._time.given() is None:
+            self._time.observe(state.now)
+        return state
+
+    def _oldest(self) -> int:
+        """Requests before this are forgotten, by any clock that is not an hour wrong."""
+        return self._time.now() - 2 * REQUEST_WINDOW_MS
+
+    # --- in turn ---
+
+    async def _in_turn(self, space: str, items: list[Waiting], sent: _Sent) -> None:
+        """Take the lock, then read, evaluate and write."""
+        before = self._states.pop(space, None)
+        wanted = Wanted(_batches(items))
+        id = self._ids.get(space) or await self._look_up(space)
+        if id is not None:
+            await self._search(space, id, wanted)
+        link = await self._pool.acquire()
+        try:
+            for _ in range(IN_TURN_MAX):
+                if id is None:
+                    if await self._first(link, space, items, sent):
+                        return
+                    id = self._ids.get(space)
+                    continue
+                if await self._turn(link, space, id, items, wanted, sent, before):
+                    return
+                sent.open = False
+        finally:
+            self._pool.release(link)
+        raise Unavailable("entries of this space expire faster than a batch can be committed; nothing was changed")
+
+    async def _turn(
+        self,
+        link: Link,
+        space: str,
+        id: int,
+        items: list[Waiting],
+        wanted: Wanted,
+        sent: _Sent,
+        before: SpaceState | None,
+    ) -> bool:
+        """One transaction with the lock. False: something expired meanwhile, or a key was not absent; try again."""
+        _, _, *answers = await link.send(
+            (BEGIN, ()), (LOCK, (int4(self._locks), int4(id))), *self._reads(space, id, wanted)
+        )
+        while True:
+            state = self._state_of(space, wanted, answers)
+            try:
+                group = self._evaluate(state, items, state.now, known_new=False)
+                break
+            except Missing:
+                wanted.more()
+                answers = await link.send(*self._reads(space, id, wanted))
+        if self._is_volatile(state, items) or (state.dropped and group.empty):
+            await link.send((ROLLBACK, ()))
+            return True
+        others = self._traffic_of(space).left != (state.revision, state.step)
+        if state.dropped:
+            state.durability = "sync"
+            await link.send((REVIVE, (int4(id), b"sync", FALSE, int8(group.now))))
+        call = self._prepared(state, group, sent, None)
+        if state.dropped:
+            reply = await self._make(link, call)
+        else:
+            *_, rows, _ = await link.send(*self._forgotten(state, group), call, (COMMIT, ()))
+            reply = self._answered(rows)
+        if reply.outcome == DONE:
+            self._done(state, group, reply, items, before, others=others)
+            return True
+        if reply.outcome == CHANGED:
+            wanted.keys = sorted({*wanted.keys, *reply.entries})
+        elif reply.outcome not in (EXPIRED, LATE):
+            raise Unavailable(f"the lock of space {space!r} did not hold ({reply.outcome}); nothing was changed")
+        return False
+
+    def _reads(self, space: str, id: int, wanted: Wanted) -> list[Call]:
+        given = self._time.given()
+        return [(HEAD, (text(space), int8(given))), *wanted.calls(id, given, self._oldest())]
+
+    async def _first(self, link: Link, space: str, items: list[Waiting], sent: _Sent) -> bool:
+        """The first commit to a name makes the space. False: somebody else has made it."""
+        _, _, head = await link.send(
+            (BEGIN, ()), (LOCK, (int4(self._locks), int4(0))), (HEAD, (text(space), int8(self._time.given())))
+        )
+        if head:
+            self.know(space, number(head[0][0]))
+            await link.send((ROLLBACK, ()))
+            return False
+        state = SpaceState(space, [])
+        group = self._evaluate(state, items, self._time.now(), known_new=False)
+        if group.empty:
+            await link.send((ROLLBACK, ()))
+            return True
+        [rows] = await link.send((MAKE, (text(space), b"sync", FALSE, int8(group.now))))
+        state.id = number(rows[0][0])
+        call = self._prepared(state, group, sent, None)
+        reply = await self._make(link, call)
+        if reply.outcome != DONE:
+            sent.open = False
+            return False
+        self.know(space, state.id)
+        self._done(state, group, reply, items, None)
+        return True
+
+    async def _make(self, link: Link, call: Call) -> Reply:
+        """The first group of a space that was just made: if it cannot be written there is no space either."""
+        [rows] = await link.send(call)
+        reply = self._answered(rows)
+        await link.send((COMMIT if reply.outcome == DONE else ROLLBACK, ()))
+        return reply
+
+    async def _search(self, space: str, id: int, wanted: Wanted) -> None:
+        """Look for generated ids in the feed before taking the lock, since it may take a while."""
+        if wanted.searched:
+            head = (HEAD, (text(space), int8(self._time.given())))
+            searches = wanted.searches(id, self._oldest())
+            _, head_rows, *answers, _ = await self._pool.run((BEGIN_SNAPSHOT, ()), head, *searches, (COMMIT, ()))
+            wanted.search_done(SpaceState(space, head_rows).revision, answers)
+
+    # --- both ---
+
+    def _evaluate(self, state: SpaceState, items: list[Waiting], now: int, *, known_new: bool) -> Group:
+        state.begin(now)
+        group = Group(state, now)
+        for item in items:
+            try:
+                item.outcome = group.evaluate(item.batch, known_new=known_new)
+            except Error as exc:
+                item.outcome = exc
+        return group
+
+    def _is_volatile(self, state: SpaceState, items: list[Waiting]) -> bool:
+        if state.durability != "volatile" or state.dropped:
+            return False
+        for item in items:
+            item.outcome = MadeAnew()
+        return True
+
+    def _forgotten(self, state: SpaceState, group: Group) -> list[Call]:
+        """Ids whose window is over make room for their next use."""
+        old = state.outdated_requests(group)
+        if not old:
+            return []
+        actors, ids = [commit.actor for commit in old], [commit.request_id or "" for commit in old]
+        versions = int8_array([commit.version for commit in old])
+        return [(FORGET, (int4(state.id or 0), text_array(actors), text_array(ids), versions))]
+
+    def _prepared(self, state: SpaceState, group: Group, sent: _Sent, uses: Uses | None) -> Call:
+        """The call that writes a group; from here on its fate is open until it is answered."""
+        deadline = self._time.server() + MESSAGE_MS
+        if not group.empty:
+            sent.open, sent.revision, sent.group = True, state.revision, group
+        return write_call(state, group, Terms(self._locks, self._time.given(), deadline, sent.number, uses))
+
+    def _answered(self, rows: Rows) -> Reply:
+        reply = Reply(rows)
+        self._time.observe(reply.clock, exact=reply.outcome in (EXPIRED, LATE))
+        return reply
+
+    def _done(
+        self,
+        state: SpaceState,
+        group: Group,
+        reply: Reply,
+        items: list[Waiting],
+        before: SpaceState | None,
+        *,
+        others: bool | None = None,
+    ) -> None:
+        """The group is committed: remember it, and give every receipt the version it really has."""
+        space, traffic = state.name, self._traffic_of(state.name)
+        if reply.moved:
+            _settle(items, group, state.revision, reply.revision, reply.time)
+        if not group.empty:
+            traffic.left = (reply.revision, reply.step)
+            self._committed(space, state.id or 0)
+        worth = traffic.met(reply.moved if others is None else others, at_once=others is None)
+        if before is not None and before is not state:
+            same = before.sure and (before.revision, before.step) == (state.revision, state.step)
+            if same or traffic.shared:
+                state.inherit(before, sure=same)
+        if state.keep(group, reply.settled(group, state.revision), reply) and worth:
+            self._states[space] = state
+
+    # --- after a broken connection ---
+
+    async def _resolve(self, space: str, items: list[Waiting], sent: _Sent) -> bool | None:
+        """Whether what was sent has been written; None when that cannot be found out."""
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + RESOLVE_S, 0.02
+        while not self._pool.closed and loop.time() < until:
+            try:
+                answers = await self._pool.run(
+                    (BEGIN, ()),
+                    (LOCK, (int4(self._locks), int4(0))),
+                    (LOCK_NAMED, (int4(self._locks), text(space))),
+                    (WRITER, (text(space), int8(sent.revision), int8(sent.number))),
+                    (COMMIT, ()),
+                )
+            except (Broken, Refused, Error):
+                await asyncio.sleep(pause)
+                pause = min(1.0, pause * 2)
+                continue
+            rows = answers[3]
+            if not rows:
+                return False  # there is no such space: the group that makes it was not written
+            forgotten, revision, time = rows[0]
+            if revision is not None and sent.group is not None:
+                _settle(items, sent.group, sent.revision, number(revision), number(time))
+                return True
+            return None if forgotten == TRUE else False
+        return None
+
+
+def _settle(items: list[Waiting], group: Group, base: int, revision: int, time: int) -> None:
+    """Give every receipt the version it really has.
+
+    The answer to a repeated request is older than the group, and true already. A new one with an id has a version of its own.
+    """
+    for item in items:
+        repeatable = item.batch.request_id is not None and item.batch.operations
+        if isinstance(item.outcome, Receipt) and (item.outcome.version > base or not repeatable):
+            item.outcome = settle(item.outcome, group, revision, time)
+
+
+def _batches(items: list[Waiting]) -> list[Batch]:
+    return [item.batch for item in items]
+
+
+def _tell_unknown(items: list[Waiting], exc: Broken) -> None:
+    for item in items:
+        if isinstance(item.outcome, Receipt) and item.batch.operations:
+            item.outcome = OutcomeUnknown(
+                f"the connection to the server broke during a commit ({exc}): it may or may not have happened. "
+                "Repeat the request with the same request id to find out",
+                request_id=item.batch.request_id,
+            )
+        else:
+            item.outcome = Unavailable(f"the connection to the server broke ({exc}); nothing was changed")

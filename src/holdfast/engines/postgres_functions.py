@@ -1,0 +1,270 @@
+"""The functions of a PostgreSQL store that write groups: the part of a commit that happens on the server.
+
+`commit_one` and `commit_group` do the same; the first is for the group that writes one entry, which is what a lone writer
+sends, and takes plain parameters where the second takes arrays: unpacking those costs as much as the write. A call names
+the head it was evaluated at (`_revision`, `_step`), what it relied on, and the post-images.
+
+  1. take the space's lock, read the head and the clock
+  2. refuse what is too old (LATE), and what relied on an entry that has expired since (EXPIRED)
+  3. the head is another: only a group that depends on nothing but the entries it looked at (`_movable`) can still be
+     written, after what the others wrote, with versions shifted by as much as the head has moved
+  4. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
+     that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
+     of it is in what is written
+  5. write: the feed's row, the entries, the request ids, the usage
+
+Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
+tables and belong to the same version of the schema.
+"""
+# ruff: noqa: S608 - nothing of what is put together here comes from outside
+
+from __future__ import annotations
+
+from typing import Final
+
+DONE, REBASED, MOVED, LATE, EXPIRED, CHANGED, REPEATED = range(7)
+"""What the functions answer: written; written after what others wrote; others have written, evaluate anew; the message is
+too old; an entry that was relied on has expired, or the time is ahead of the server's; entries are not as they were taken
+to be, here they are; a request id is known."""
+
+BEHIND_MAX: Final = 1000
+"""How many revisions a group may be behind and still be written after them."""
+CLOCK_SLACK_MS: Final = 2
+"""How far a client's estimate of the server's time may be ahead of it."""
+
+CLOCK: Final = "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
+COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at, tag"
+
+_EXPECTED: Final = """
+    _class int4, _space int4, _revision int8, _step int8, _now int8, _clock int8, _until int8, _deadline int8,
+    _relaxed bool, _sure bool, _movable bool, _timed bool, _first_id int8, _to_revision int8, _to_last_id int8,
+    _writer int8, _commits bytea"""
+_ONE: Final = """
+    _key text, _absent bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text, _old_tag text,
+    _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8, _tag text,
+    _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
+_MANY: Final = """
+    _absent text[], _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[], _old_created int8[],
+    _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[], _keys text[],
+    _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
+    _actors text[], _ids text[], _answers int8[], _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
+
+_NEWEST: Final = "ORDER BY version DESC LIMIT 1"
+
+_WRONG_ONE: Final = "_absent AND EXISTS (SELECT FROM entries WHERE space = _space AND key = _key)"
+_WRONG_MANY: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))"
+
+
+def _beginning(guessed_wrong: str, facts: str) -> str:
+    """The first four steps, as far as they are the same for both."""
+    return f"""
+RETURNS TABLE (outcome int4, clock int8, revision int8, step int8, "time" int8, last_id int8, key text, value bytea,
+               version int8, owner text, created_at int8, updated_at int8, expires_at int8, tag text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    _held record;
+    _head_time int8;
+    _head_step int8;
+    _now_here int8;
+    _shift int8;
+    _moved bool;
+    _unsure bool;
+BEGIN
+    IF _movable AND {guessed_wrong} THEN
+        -- A guess that is wrong need not wait for the lock to be told.
+        RETURN QUERY SELECT {CHANGED}, {CLOCK}, head.*, e.* FROM (
+                SELECT revision, step, time, last_id FROM feed WHERE space = _space
+                ORDER BY revision DESC, step DESC LIMIT 1) AS head
+            CROSS JOIN present(_space, {facts}) AS e;
+        RETURN;
+    END IF;
+    -- Held to the end of the transaction, which comes after the flush of its log. Each statement below has a snapshot of
+    -- its own, taken after the lock was; the snapshot of the call itself is older than the wait.
+    PERFORM pg_advisory_xact_lock(_class, _space);
+    SELECT revision, step, time, last_id INTO revision, _head_step, _head_time, last_id
+        FROM feed WHERE space = _space ORDER BY revision DESC, step DESC LIMIT 1;
+    IF NOT found THEN
+        revision := 0; _head_step := 0; last_id := 0;
+    END IF;
+    clock := {CLOCK};
+    _now_here := coalesce(_clock, clock);
+    _shift := revision - _revision;
+    _moved := _shift <> 0 OR _head_step <> _step;
+    _unsure := _moved OR NOT _sure;
+    outcome := {MOVED};
+    step := _head_step;
+    time := greatest(_now, _head_time);
+    IF clock > _deadline THEN
+        outcome := {LATE}; RETURN NEXT; RETURN;
+    END IF;
+    IF _now_here >= _until OR _now > greatest(_now_here + {CLOCK_SLACK_MS}, _head_time) THEN
+        outcome := {EXPIRED}; RETURN NEXT; RETURN;
+    END IF;
+    IF _moved THEN
+        -- Others have written since. What depends on more than the entries it looked at must be evaluated anew.
+        IF NOT _movable OR _shift NOT BETWEEN 0 AND {BEHIND_MAX} OR (_timed AND time > _now) OR last_id >= _first_id THEN
+            RETURN NEXT; RETURN;
+        END IF;
+        PERFORM FROM spaces
+            WHERE id = _space AND NOT dropped AND durability = CASE WHEN _relaxed THEN 'async' ELSE 'sync' END;
+        IF NOT found THEN
+            RETURN NEXT; RETURN;
+        END IF;
+        -- A message that was delayed, while its sender gave it up and wrote the same group anew, comes too late.
+        PERFORM FROM feed WHERE space = _space AND revision >= _revision AND writer = _writer;
+        IF found THEN
+            RETURN NEXT; RETURN;
+        END IF;
+    END IF;
+    IF _unsure THEN
+        PERFORM FROM entries WHERE space = _space AND expires_at <= time;
+        IF found THEN
+            RETURN NEXT; RETURN;
+        END IF;
+    END IF;
+"""
+
+
+_WRITTEN: Final = f"""
+    outcome := CASE WHEN _moved THEN {REBASED} ELSE {DONE} END;
+    IF _commits IS NULL THEN
+        time := coalesce(_head_time, 0); RETURN NEXT; RETURN;
+    END IF;
+    IF _relaxed THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    revision := _to_revision + _shift;
+    IF _to_revision = _revision THEN  -- no commit, so neither a version nor a time of its own
+        step := _head_step + 1;
+        time := coalesce(_head_time, 0);
+    ELSE
+        step := 0;
+    END IF;
+    last_id := greatest(_to_last_id, last_id);
+    RETURN NEXT;
+    INSERT INTO feed VALUES (_space, revision, step, time, last_id, _writer, _commits);
+"""
+
+_COMMIT_ONE: Final = f"""
+CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_key]")}
+    IF _unsure OR _absent THEN
+        SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at INTO _held
+            FROM entries WHERE space = _space AND key = _key {_NEWEST};
+        IF found <> (_old IS NOT NULL) OR _held.owner <> _old_owner OR _held.tag <> _old_tag
+           OR _held.size <> _old_size OR _held.created_at <> _old_created
+           OR (_exact AND (_held.version <> _old OR _held.expires_at IS DISTINCT FROM _old_expires)) THEN
+            RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
+                FROM present(_space, ARRAY[_key]) AS e;
+            RETURN;
+        END IF;
+        _old := _held.version;
+    END IF;
+    IF _moved THEN
+        IF _version > _revision THEN _version := _version + _shift; END IF;
+        IF _created = _now THEN _created := time; END IF;
+        IF _updated = _now THEN _updated := time; END IF;
+    END IF;
+    {_WRITTEN}
+    IF _old IS NOT NULL THEN
+        DELETE FROM entries WHERE space = _space AND key = _key AND version = _old;
+    END IF;
+    IF _version IS NOT NULL THEN
+        INSERT INTO entries VALUES (_space, _key, _version, _value, _owner, _created, _updated, _expires, _tag);
+    END IF;
+    IF _charged IS NOT NULL THEN
+        PERFORM charge(_space, _charged, _subspace, _more_keys, _more_bytes);
+    END IF;
+END $$;
+"""
+
+_COMMIT_GROUP: Final = f"""
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fact_keys")}
+    IF _unsure THEN
+        PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
+                AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
+            LEFT JOIN LATERAL (
+                SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at FROM entries
+                WHERE space = _space AND key = fact.key {_NEWEST}) AS e ON true
+            WHERE (fact.version IS NULL) <> (e.version IS NULL) OR fact.owner <> e.owner OR fact.tag <> e.tag
+                OR fact.size <> e.size OR fact.created_at <> e.created_at OR (fact.exact AND (
+                    fact.version <> e.version OR fact.expires_at IS DISTINCT FROM e.expires_at));
+    ELSIF cardinality(_absent) > 0 THEN
+        PERFORM FROM entries WHERE space = _space AND key = ANY (_absent);
+    END IF;
+    IF (_unsure OR cardinality(_absent) > 0) AND found THEN
+        RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
+            FROM present(_space, _fact_keys) AS e;
+        RETURN;
+    END IF;
+    IF cardinality(_ids) > 0 THEN
+        PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) JOIN requests AS known
+            ON known.space = _space AND known.actor = asked.actor AND known.id = asked.id;
+        IF found THEN
+            outcome := {REPEATED}; RETURN NEXT; RETURN;
+        END IF;
+    END IF;
+    {_WRITTEN}
+    IF cardinality(_ids) > 0 THEN
+        INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
+            FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
+    END IF;
+    IF _unsure THEN
+        DELETE FROM entries USING (
+            SELECT gone.key, e.version FROM unnest(_gone_keys) AS gone (key) CROSS JOIN LATERAL (
+                SELECT version FROM entries WHERE space = _space AND key = gone.key {_NEWEST}) AS e) AS old
+            WHERE entries.space = _space AND entries.key = old.key AND entries.version = old.version;
+    ELSIF cardinality(_gone) > 0 THEN
+        DELETE FROM entries USING unnest(_gone_keys, _gone) AS old (key, version)
+            WHERE entries.space = _space AND entries.key = old.key AND entries.version = old.version;
+    END IF;
+    IF cardinality(_keys) > 0 THEN
+        INSERT INTO entries
+            SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
+                   CASE WHEN created = _now THEN time ELSE created END,
+                   CASE WHEN updated = _now THEN time ELSE updated END, expires, tag
+            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags)
+                AS new (key, version, value, owner, created, updated, expires, tag);
+    END IF;
+    FOR i IN 1 .. cardinality(_charged) LOOP
+        PERFORM charge(_space, _charged[i], _subspaces[i], _more_keys[i], _more_bytes[i]);
+    END LOOP;
+END $$;
+"""
+
+_PRESENT: Final = f"""
+CREATE FUNCTION present(_space int4, _keys text[])
+RETURNS TABLE (key text, value bytea, version int8, owner text, created_at int8, updated_at int8, expires_at int8, tag text)
+LANGUAGE sql STABLE AS $$
+    SELECT asked.key, e.value, e.version, e.owner, e.created_at, e.updated_at, e.expires_at, e.tag
+    FROM unnest(_keys) AS asked (key)
+    LEFT JOIN LATERAL (SELECT * FROM entries WHERE space = _space AND key = asked.key {_NEWEST}) AS e ON true
+$$;
+"""
+
+_CHARGE: Final = """
+CREATE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    _held record;
+BEGIN
+    SELECT change, keys, bytes INTO _held FROM usage
+        WHERE space = _space AND owner = _owner AND subspace = _subspace ORDER BY change DESC LIMIT 1;
+    IF found THEN
+        DELETE FROM usage WHERE space = _space AND owner = _owner AND subspace = _subspace AND change = _held.change;
+        _keys := _keys + _held.keys;
+        _bytes := _bytes + _held.bytes;
+    END IF;
+    INSERT INTO usage VALUES (_space, _owner, _subspace, coalesce(_held.change, 0) + 1, _keys, _bytes);
+END $$;
+"""
+
+FUNCTIONS: Final = _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
+
+
+def signature(*parameters: str) -> str:
+    """Numbered parameters with their types, as a call of one of the functions has them."""
+    types = [each.split()[1] for part in parameters for each in part.split(",")]
+    return ", ".join(f"${number}::{type_}" for number, type_ in enumerate(types, 1))
+
+
+CALL_ONE: Final = f"SELECT * FROM commit_one({signature(_EXPECTED, _ONE)})"
+CALL_GROUP: Final = f"SELECT * FROM commit_group({signature(_EXPECTED, _MANY)})"

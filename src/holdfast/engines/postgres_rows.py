@@ -1,0 +1,306 @@
+"""How entries, commits and groups look as rows and parameters of a PostgreSQL store.
+
+A group that is written after others have written, as it is, gets other versions than its evaluation gave it, and possibly a
+later time. The row of the feed carries the true ones: the revision is that of the row's last commit, and all its commits have
+its time. `decode_row` puts them right, and `Reply` does so for what the writer remembers and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.engine import ChangeSet, Entry, Receipt
+from holdfast.engines.evaluation import ID_SHIFT, Group, Stored
+from holdfast.engines.postgres_functions import CHANGED, REBASED
+from holdfast.engines.postgres_link import (
+    FALSE,
+    TRUE,
+    Call,
+    Rows,
+    Value,
+    bool_array,
+    bytea_array,
+    int4,
+    int8,
+    int8_array,
+    number,
+    optional_number,
+    string,
+    text,
+    text_array,
+)
+from holdfast.engines.postgres_statements import WRITE_GROUP, WRITE_ONE
+from holdfast.keys import prefix_end
+
+if TYPE_CHECKING:
+    from holdfast.engines.postgres_state import SpaceState, Uses
+
+LAST: Final = "\U0010ffff" * 257
+"""Greater than every key."""
+NOTHING: Final = b"\x90"
+"""No commits, as msgpack."""
+
+AnyCommit = TypeVar("AnyCommit", bound=ChangeSet)
+
+_encode_commits = msgspec.msgpack.Encoder().encode
+_decode_commits = msgspec.msgpack.Decoder(list[ChangeSet]).decode
+_decode_stored = msgspec.msgpack.Decoder(list[Stored]).decode
+_with = msgspec.structs.replace
+
+
+# --- reading ---
+
+
+def entry_of(row: Sequence[Value]) -> Entry:
+    """A row of COLUMNS."""
+    key, value, version, owner, created_at, updated_at, expires_at, tag = row
+    return Entry(
+        string(key),
+        value or b"",
+        number(version),
+        string(owner),
+        number(created_at),
+        number(updated_at),
+        optional_number(expires_at),
+        string(tag),
+    )
+
+
+def bounds_of(prefix: str, after: str | None, reverse: bool) -> tuple[str, str]:
+    """The keys of a scan: from the first, included, to the second, which is not."""
+    low, high = prefix, prefix_end(prefix) or LAST
+    if after is not None and reverse:
+        high = min(high, after)
+    elif after is not None and after >= low:
+        low = after + "\x01"  # no key has a smaller character, so this is the first that can follow
+    return low, high
+
+
+def decode_row(row: Sequence[Value]) -> list[ChangeSet]:
+    """The commits of a row of the feed: its revision, time and commits."""
+    revision, time, commits = row
+    return _settled(_decode_commits(commits or NOTHING), number(revision), number(time))
+
+
+def find(row: Sequence[Value], actor: str, request_id: str) -> Stored | None:
+    """The commit of this request in a row of the feed."""
+    revision, time, commits = row
+    found = _settled(_decode_stored(commits or NOTHING), number(revision), number(time))
+    return next((c for c in found if c.request_id == request_id and c.actor == actor), None)
+
+
+def _settled(commits: list[AnyCommit], revision: int, time: int) -> list[AnyCommit]:
+    if not commits or (commits[-1].version == revision and commits[-1].at == time):
+        return commits
+    shift = revision - commits[-1].version
+    return [_with(commit, version=commit.version + shift, at=time) for commit in commits]
+
+
+class Reply:
+    """What the server answered to a group."""
+
+    __slots__ = ("clock", "entries", "last_id", "outcome", "revision", "step", "time")
+
+    def __init__(self, rows: Rows) -> None:
+        self.outcome, self.clock, self.revision, self.step, self.time, self.last_id = map(number, rows[0][:6])
+        self.entries: dict[str, Entry | None] = {}
+        """With outcome CHANGED: the entries as they are."""
+        if self.outcome == CHANGED:
+            self.entries = {string(row[6]): None if row[8] is None else entry_of(row[6:]) for row in rows}
+
+    @property
+    def moved(self) -> bool:
+        """Written after what others wrote."""
+        return self.outcome == REBASED
+
+    def settled(self, group: Group, base: int) -> dict[str, Entry | None]:
+        """What a group wrote, as it was written; `base` is the revision it was evaluated at."""
+        if not self.moved:
+            return group.writes
+        shift, now, time = self.revision - group.revision, group.now, self.time
+        return {
+            key: entry
+            if entry is None
+            else _with(
+                entry,
+                version=entry.version + shift if entry.version > base else entry.version,
+                created_at=time if entry.created_at == now else entry.created_at,
+                updated_at=time if entry.updated_at == now else entry.updated_at,
+            )
+            for key, entry in group.writes.items()
+        }
+
+
+def settle(receipt: Receipt, group: Group, revision: int, time: int) -> Receipt:
+    """A receipt as it is if its group was written after what others wrote, up to this revision and at this time."""
+    return _with(receipt, version=receipt.version + revision - group.revision, at=max(group.now, time))
+
+
+# --- writing ---
+
+
+class Terms(NamedTuple):
+    """On what terms a group is written."""
+
+    locks: int
+    clock: int | None
+    deadline: int
+    writer: int
+    uses: Uses | None = None
+    """When others write too: what must be compared, so that the group can be written although they did."""
+
+
+def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
+    """The call that commits a group, if everything it relied on is still so."""
+    writes, uses = group.writes, terms.uses
+    movable = uses is not None and uses.movable and uses.version_max <= state.revision and not state.swept
+    pushed = group.last_id != state.last_id
+    expected: tuple[Value, ...] = (
+        int4(terms.locks),
+        int4(state.id or 0),
+        int8(state.revision),
+        int8(state.step),
+        int8(group.now),
+        int8(terms.clock),
+        int8(state.until),
+        int8(terms.deadline),
+        TRUE if state.durability == "async" else FALSE,
+        TRUE if state.sure else FALSE,
+        TRUE if movable else FALSE,
+        TRUE if movable and (pushed or _is_timed(state, group)) else FALSE,
+        int8(max(state.last_id + 1, group.now << ID_SHIFT)) if pushed else None,
+        int8(group.revision),
+        int8(group.last_id),
+        int8(terms.writer),
+        None if group.empty else _encode_commits(group.commits),
+    )
+    usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
+    asked = [] if group.empty else list(group.asked)
+    if len(writes) == 1 and len(usage) <= 1 and not asked and state.seen <= writes.keys():
+        [(key, entry)] = writes.items()
+        charged, charge = usage[0] if usage else ((None, None), (None, None))
+        one = (key.encode(), TRUE if state.assumed else FALSE, *_fact(state, uses, key), *_columns(entry))
+        return WRITE_ONE, (*expected, *one, text(charged[0]), text(charged[1]), int8(charge[0]), int8(charge[1]))
+    gone = [(key, old.version) for key in writes if (old := state.known(key)) is not None]
+    facts = sorted(state.seen) if uses is not None or not state.sure else sorted(state.assumed)
+    return WRITE_GROUP, (
+        *expected,
+        text_array(sorted(state.assumed)),
+        *_facts(state, uses, facts),
+        text_array([key for key, _ in gone]),
+        int8_array([version for _, version in gone]),
+        *_entry_arrays([entry for entry in writes.values() if entry is not None]),
+        text_array([commit.actor for commit in asked]),
+        text_array([commit.request_id or "" for commit in asked]),
+        int8_array([commit.version for commit in asked]),
+        *_usage_arrays(usage),
+    )
+
+
+def _is_timed(state: SpaceState, group: Group) -> bool:
+    """Whether what is written depends on the very time of the evaluation."""
+    for key, entry in group.writes.items():
+        if entry is not None:
+            if entry.expires_at is not None:
+                return True
+            old = state.known(key)
+            if old is not None and group.now in (old.created_at, old.updated_at):
+                return True
+    return False
+
+
+def _columns(entry: Entry | None) -> tuple[Value, ...]:
+    if entry is None:
+        return (None,) * 7
+    return (
+        int8(entry.version),
+        entry.value,
+        entry.owner.encode(),
+        int8(entry.created_at),
+        int8(entry.updated_at),
+        int8(entry.expires_at),
+        entry.tag.encode(),
+    )
+
+
+def _fact(state: SpaceState, uses: Uses | None, key: str) -> tuple[Value, ...]:
+    """How the entry of a key was taken to be."""
+    old = state.known(key)
+    if old is None:
+        return (FALSE, *(None,) * 6)
+    exact = TRUE if uses is None or key in uses.exact else FALSE
+    outlines = (int8(old.created_at), old.owner.encode(), old.tag.encode(), int8(len(old.value)))
+    return (exact, int8(old.version), int8(old.expires_at), *outlines)
+
+
+def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[bytes, ...]:
+    old = [state.known(key) for key in keys]
+    return (
+        text_array(keys),
+        bool_array([uses is None or key in uses.exact for key in keys]),
+        int8_array([None if each is None else each.version for each in old]),
+        int8_array([None if each is None else each.expires_at for each in old]),
+        int8_array([None if each is None else each.created_at for each in old]),
+        text_array([None if each is None else each.owner for each in old]),
+        text_array([None if each is None else each.tag for each in old]),
+        int8_array([None if each is None else len(each.value) for each in old]),
+    )
+
+
+def _entry_arrays(entries: Sequence[Entry]) -> tuple[bytes, ...]:
+    return (
+        text_array([entry.key for entry in entries]),
+        int8_array([entry.version for entry in entries]),
+        bytea_array([entry.value for entry in entries]),
+        text_array([entry.owner for entry in entries]),
+        int8_array([entry.created_at for entry in entries]),
+        int8_array([entry.updated_at for entry in entries]),
+        int8_array([entry.expires_at for entry in entries]),
+        text_array([entry.tag for entry in entries]),
+    )
+
+
+def _usage_arrays(usage: Sequence[tuple[tuple[str, str], list[int]]]) -> tuple[bytes, ...]:
+    return (
+        text_array([owner for (owner, _), _ in usage]),
+        text_array([subspace for (_, subspace), _ in usage]),
+        int8_array([keys for _, (keys, _) in usage]),
+        int8_array([size for _, (_, size) in usage]),
+    )
+
+
+def load_call(
+    state: SpaceState,
+    entries: Sequence[Entry],
+    gone: Sequence[tuple[str, int]],
+    usage: dict[tuple[str, str], list[int]],
+    locks: int,
+    revision: int,
+) -> Call:
+    """The call that writes entries as they are given, with the lock held: a group without commits."""
+    no_texts, no_numbers = text_array([]), int8_array([])
+    return WRITE_GROUP, (
+        int4(locks),
+        int4(state.id or 0),
+        int8(state.revision),
+        int8(state.step),
+        int8(state.time),
+        int8(state.time),
+        None,
+        int8(2**62),
+        TRUE if state.durability == "async" and not state.dropped else FALSE,
+        *(TRUE, FALSE, FALSE, None),
+        int8(revision),
+        int8(state.last_id),
+        int8(0),
+        NOTHING,
+        *(no_texts, no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
+        text_array([key for key, _ in gone]),
+        int8_array([version for _, version in gone]),
+        *_entry_arrays(entries),
+        *(no_texts, no_texts, no_numbers),
+        *_usage_arrays([(where, amount) for where, amount in usage.items() if amount[0] or amount[1]]),
+    )

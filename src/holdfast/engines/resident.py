@@ -1,0 +1,347 @@
+"""The resident engine: one process owns a SQLite file and has all of its entries in memory. The keeper's own.
+
+It is the memory engine's state over the SQLite engine's file, schema and rows: a file written by either is opened by the
+other. There is no log of its own and nothing to replay; SQLite's write-ahead log is the log, and opening loads the tables
+(`resident_space.py`). The file's lock is held from opening to closing, so nobody else can write; others may read.
+
+A commit is evaluated on the entries in memory, its rows go into the file, COMMIT, and only then are they shown and is the
+reply sent: what a reply shows, reads included, is durable (`resident_commit.py`). Reads are answered from memory and never
+touch the file. The feed, the audit and request ids stay in the file, so memory does not grow with history; a bounded tail
+of the feed is in memory for live watchers (`resident_feed.py`). Request ids are inserted, and looked up only if one
+collides, as in `sqlite.py`; durability async and volatile are as they are there.
+
+Failure. A full disk refuses what it has no room for, until there is room. After an I/O error in COMMIT nobody knows what
+is on the disk, and memory may be behind the file: everything is refused from then on, reads too. `failure` says why, and
+`on_failure` is called, so that a server can end; opening the store again finds out. Damage found while opening is Damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine import (
+    Batch,
+    ChangeSet,
+    Durability,
+    Entry,
+    Finding,
+    Page,
+    Receipt,
+    SpaceInfo,
+    check_batch,
+    check_durability,
+    check_keys,
+    check_scan,
+)
+from holdfast.engines import sqlite_doctor
+from holdfast.engines.feed import follow
+from holdfast.engines.grouping import Waiting
+from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.resident_commit import Done, GroupCommit, Moved
+from holdfast.engines.resident_feed import Bells, ResidentFeed, Tail
+from holdfast.engines.resident_file import Opened, claim, open_file
+from holdfast.engines.resident_space import ResidentSpace
+from holdfast.engines.sqlite_file import FileLock, ForeignFile, connect, translating
+from holdfast.engines.sqlite_rows import Execute
+from holdfast.errors import InvalidInput, Unavailable
+
+OnFailure = Callable[[str], None]
+
+_ENGINES: Final[weakref.WeakSet[ResidentEngine]] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a child after a fork: the store belongs to the parent, and so must the lock when the parent has ended."""
+    for engine in _ENGINES:
+        engine._commits.failure = "this store was opened before a fork; its owner is the parent process"
+        engine._spaces.clear()
+        engine._lock.close()
+        engine._closed = True  # there is nothing for the child to close
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+class ResidentEngine:
+    """Spaces in memory, and in a SQLite file. Use `await ResidentEngine.open(path)`; it belongs to that event loop."""
+
+    @classmethod
+    async def open(
+        cls, path: str | Path, *, clock: Clock | None = None, on_failure: OnFailure | None = None
+    ) -> ResidentEngine:
+        """Own the store, creating the file if there is none. `on_failure` is called once, when the engine has to stop."""
+        path = Path(path).absolute()
+        lock = FileLock(path)
+        try:
+            await claim(path, lock)
+            opened = await asyncio.to_thread(open_file, path, asyncio.get_running_loop().time)
+            lock.sign()
+            engine = cls(path, lock, clock or SystemClock(), on_failure, opened)
+        except ForeignFile:
+            lock.remove()
+            raise
+        except BaseException:
+            lock.close()
+            raise
+        return engine
+
+    def __init__(self, path: Path, lock: FileLock, clock: Clock, on_failure: OnFailure | None, opened: Opened) -> None:
+        self.path = path
+        self.on_failure = on_failure
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._lock = lock
+        self._link = opened.link
+        self._reader: apsw.Connection | None = None
+        self._spaces = {space.name: space for space in opened.spaces if not space.dropped}
+        self._dropped = {space.name: space for space in opened.spaces if space.dropped}
+        # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
+        self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
+        for home in self._spaces.values():
+            if home.durability == "volatile":
+                self._volatile.make(home.name, "volatile")
+        self._commits = GroupCommit(path, lock, clock, opened, self)
+        self._rows = self._commits.rows
+        self._tail = Tail()
+        self._bells: weakref.WeakValueDictionary[str, Bells] = weakref.WeakValueDictionary()
+        self._closed = False
+        _ENGINES.add(self)
+
+    @property
+    def failure(self) -> str | None:
+        """Why this engine refuses everything; None as long as it works."""
+        return self._commits.failure
+
+    # --- commits ---
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        size = check_batch(batch)
+        home = self._spaces.get(space)
+        if home is None or self._closed:
+            self._check_usable()
+        elif home.durability == "volatile":
+            return await self._volatile.commit(space, batch)
+        item = Waiting(space, "sync" if home is None else home.durability, batch, size)
+        try:
+            return await self._commits.commit(item)
+        except Moved:
+            return await self.commit(space, batch)
+
+    def home_of(self, space: str) -> ResidentSpace:
+        """The space to evaluate batches on; one that does not exist goes on where one of that name was dropped."""
+        return self._spaces.get(space) or self._dropped.get(space) or ResidentSpace(self._link, space)
+
+    def apply(self, done: list[Done]) -> None:
+        """Show what is in the file now, and wake whoever waits for it."""
+        for home, group, id in done:
+            if not home.exists:
+                self._dropped.pop(home.name, None)
+                self._spaces[home.name] = home
+            home.adopt(group, id)
+            if group.commits:
+                self._tail.add(home.recent, group.commits)
+                bells = self._bells.get(home.name)
+                if bells is not None:
+                    bells.ring(group.commits)
+
+    def fail(self, reason: str) -> None:
+        """Show nothing any more, and let the owner know."""
+        self._spaces.clear()
+        self._wake_all()
+        if self.on_failure is not None:
+            self._loop.call_soon(self.on_failure, reason)
+
+    def _check_usable(self) -> None:
+        self._commits.check()
+        if self._closed:
+            raise Unavailable("the store is closed")
+
+    # --- reads ---
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        home = self._spaces.get(space)
+        if home is not None and len(keys) == 1:
+            # The usual read: one entry that does not expire. A key that is found is a valid one.
+            try:
+                entry = home.entries.get(keys[0])
+            except TypeError:
+                entry = None
+            if entry is not None and entry.expires_at is None:
+                return [entry]
+        check_keys(keys)
+        home = self._find(space)
+        if home is None:
+            return [None] * len(keys)
+        if home.durability == "volatile":
+            return await self._volatile.get(space, keys)
+        now = max(self._clock.now_ms(), home.time)
+        return [home.live(key, now) for key in keys]
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        check_scan(prefix, after, limit)
+        home = self._find(space)
+        if home is None:
+            return Page([], False, 0)
+        if home.durability == "volatile":
+            return await self._volatile.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+        return home.page(prefix, after, limit, reverse, max(self._clock.now_ms(), home.time))
+
+    def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        home = self._find(space)
+        if home is not None and home.durability == "volatile":
+            return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
+        return follow(ResidentFeed(self, space, prefixes), prefixes, cursor, live)
+
+    def _find(self, space: str) -> ResidentSpace | None:
+        self._check_usable()
+        return self._spaces.get(space)
+
+    def look_up(self, space: str) -> ResidentSpace | None:
+        """For a feed: the space, or what is left of one that was dropped."""
+        return self._find(space) or self._dropped.get(space)
+
+    def bells(self, space: str) -> Bells:
+        """For a feed: where to wait. It is there for as long as somebody waits."""
+        bells = self._bells.get(space)
+        if bells is None:
+            bells = self._bells[space] = Bells()
+        return bells
+
+    def _wake_all(self) -> None:
+        for bells in list(self._bells.values()):
+            bells.ring_all()
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Execute]:
+        """For a feed: several reads of the file at one moment. Never held across an await."""
+        if self._reader is None:
+            self._reader = connect(self.path)
+        read = self._reader.execute
+        read("BEGIN")
+        try:
+            yield read
+        finally:
+            read("COMMIT")
+
+    # --- the life of spaces ---
+
+    async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        check_durability(durability)
+        home = self._find(space)
+        if home is None or home.durability != durability or audit_reads > home.audit_reads:
+            now = self._clock.now_ms()
+            await self._administer(space, lambda: self._rows.create(space, durability, audit_reads, now))
+        [info] = await self.spaces(space)
+        return info
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        self._check_usable()
+        names = sorted(self._spaces) if name is None else [name]
+        infos = [home.info(each) for each in names if (home := self._spaces.get(each)) is not None]
+        return [await self._with_volatile(info) if info.durability == "volatile" else info for info in infos]
+
+    async def _with_volatile(self, info: SpaceInfo) -> SpaceInfo:
+        held = await self._volatile.spaces(info.name)
+        return msgspec.structs.replace(held[0], audit_reads=info.audit_reads) if held else info
+
+    async def drop(self, space: str) -> None:
+        home = self._find(space)
+        if home is not None and home.id is not None:
+            id = home.id
+            await self._administer(space, lambda: self._rows.drop(id))
+
+    async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        home = self._find(space)
+        if home is not None and home.durability == "volatile":
+            await self._volatile.load(space, entries, revision)
+        else:
+            now = self._clock.now_ms()
+            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), entries)
+
+    async def compact(self, space: str, upto: int) -> None:
+        home = self._find(space)
+        if home is not None and home.durability == "volatile":
+            await self._volatile.compact(space, upto)
+        elif home is not None and home.id is not None:
+            id = home.id
+            while await self._administer(space, lambda: self._rows.compact(id, upto)):
+                pass
+
+    async def _administer(self, space: str, work: Callable[[], Any], entries: list[Entry] | None = None) -> Any:
+        """Change the rows of a space; afterwards it is in memory what it is in the file."""
+
+        def then() -> None:
+            home = self.home_of(space)
+            self._spaces.pop(space, None)
+            home.refresh()
+            if home.dropped:
+                home = self._dropped[space] = ResidentSpace(self._link, space)
+                home.refresh()
+                self._volatile.forget(space)
+            else:
+                self._dropped.pop(space, None)
+                self._spaces[space] = home
+                home.load(entries or ())
+                if home.durability == "volatile":
+                    self._volatile.make(space, "volatile")
+            if (entries is not None or home.dropped) and (bells := self._bells.get(space)) is not None:
+                bells.ring_all()
+
+        return await self._commits.administer(work, then)
+
+    # --- the store as a whole ---
+
+    async def inspect(self) -> list[Finding]:
+        self._check_usable()
+        count = sum(len(home.entries) for home in self._spaces.values())
+        owner = (
+            f"this process ({os.getpid()}) owns the file and has its {count:,} entries in memory; others may read it"
+        )
+        with translating(self.path):
+            findings = await self._loop.run_in_executor(None, sqlite_doctor.examine, self.path)
+        return [Finding("ok", "resident", owner), *findings]
+
+    async def backup(self, target: Path) -> None:
+        """A consistent copy of the whole file as it is now, while commits go on."""
+
+        def copy() -> None:
+            source = connect(self.path)
+            try:
+                source.execute("VACUUM INTO ?", (str(target),))
+            finally:
+                source.close()
+
+        self._check_usable()
+        if target.exists():
+            raise InvalidInput(f"{target} exists already; name a file that does not")
+        with translating(target):
+            await self._loop.run_in_executor(None, copy)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True  # what was accepted is finished; nothing new is
+        await self._commits.close()
+        self._spaces.clear()
+        await self._volatile.close()
+        self._wake_all()
+        with contextlib.suppress(apsw.Error):  # the disk may have failed
+            if self._reader is not None:
+                self._reader.close()
+        self._lock.unsign()
+        self._lock.release()
+        self._lock.close()

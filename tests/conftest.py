@@ -1,0 +1,32 @@
+"""Servers that tests share: each is started once, when the first test asks for it, and stopped at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.testing.servers.postgres import PostgresServer
+from holdfast.testing.servers.redis import RedisCluster, RedisServer
+from tests.servers import started
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server; tests use schemas of their own."""
+    with started(PostgresServer.temporary()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server that fsyncs every write; tests use prefixes of their own."""
+    with started(RedisServer.temporary()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """Three primaries."""
+    with started(RedisCluster.temporary()) as running:
+        yield running

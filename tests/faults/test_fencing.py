@@ -1,0 +1,70 @@
+"""A lock's holder is stopped with SIGSTOP for longer than its lease: another has the lock, and the first writes nothing.
+
+The test is also run with a holder that does not write through its guard, and must notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.testing.servers.postgres import PostgresServer
+from holdfast.testing.servers.redis import RedisServer
+from tests.faults.driver import ROOT
+from tests.servers import started
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with ExitStack() as stack:
+        if request.param == "redis":
+            yield stack.enter_context(started(RedisServer.temporary())).url
+        elif request.param == "postgres":
+            yield stack.enter_context(started(PostgresServer.temporary())).url
+        else:
+            yield str(tmp_path / "team.db")
+
+
+async def outlive_a_holder(url: str, how: str) -> tuple[str, str]:
+    """What the holder that was stopped is told when it goes on, and what the record holds then."""
+    command = [sys.executable, "-m", "tests.faults.holder", url, how]
+    holder = subprocess.Popen(  # noqa: ASYNC220
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        held, token = holder.stdout.readline().split()
+        assert held == "held"
+        os.kill(holder.pid, signal.SIGSTOP)
+        async with holdfast.open(url, background=False) as store:
+            space = store.space("fencing", agent="successor")
+            async with space.lock("l", wait="20s") as guard:
+                assert guard.token > int(token)
+                await guard.space.records.set("k", "successor")
+                os.kill(holder.pid, signal.SIGCONT)
+                holder.stdin.write("paused\n")
+                holder.stdin.flush()
+                answer = holder.stdout.readline().strip()
+            return answer, await space.records.get("k")
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdin.close()
+        holder.stdout.close()
+
+
+async def test_a_holder_stopped_past_its_ttl_writes_nothing_when_it_goes_on(url: str) -> None:
+    assert await outlive_a_holder(url, "fenced") == ("LeaseLost", "successor")
+
+
+async def test_without_the_fencing_condition_the_test_above_fails(url: str) -> None:
+    assert await outlive_a_holder(url, "unfenced") == ("written", "paused")
