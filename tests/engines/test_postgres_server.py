@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from tests.servers import started
 
+import holdfast
 from holdfast.clock import SystemClock
 from holdfast.engine import Batch, Finding, Increment, Put, cursor_at
 from holdfast.engines import postgres_commit, postgres_doctor, postgres_link
@@ -167,6 +168,11 @@ async def test_a_server_without_fsync_is_refused_for_sync_and_says_what_to_do() 
             await engine.create("relaxed", "async")
             assert await put(engine, b"1", "relaxed") == 1
             assert [finding.subject for finding in await errors(engine)] == ["fsync"]
+        with pytest.raises(DurabilityUnavailable, match="fsync = on"):
+            await holdfast.open(server.url)
+        async with holdfast.open(server.url, durability="async") as store:
+            await store.space("team").records.set("k", 1)
+            await store.drop_space("team")
 
 
 async def errors(engine: PostgresEngine) -> list[Finding]:

@@ -199,8 +199,12 @@ class PostgresEngine:
         if durability == "sync" and not self._fsync:
             raise DurabilityUnavailable(
                 "the server runs with fsync = off, so nothing it says is on its disk. Set fsync = on in postgresql.conf "
-                "and reload it, or make the space with durability 'async' or 'volatile'"
+                "and reload it, or open the store (or make the space) with durability 'async' or 'volatile'"
             )
+
+    async def require(self, durability: Durability) -> None:
+        """Refuse with DurabilityUnavailable if this server cannot give that durability."""
+        self._admit(durability)
 
     # --- reads ---
 
