@@ -57,7 +57,7 @@ SYSTEM_ACTOR: Final = "holdfast"
 """Who acts when the store does something by itself: expiry, sealing, collecting. No agent may have this name."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a key holds. Instants are milliseconds since 1970, UTC; `tag` says what the value is, for the layer it belongs to."""
 
     key: str
@@ -73,25 +73,25 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 # --- conditions: they name keys, and all of them hold or the batch is refused ---
 
 
-class Absent(msgspec.Struct, frozen=True, tag="absent", gc=False):
+class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent", gc=False):
     key: str
 
 
-class Present(msgspec.Struct, frozen=True, tag="present", gc=False):
+class Present(msgspec.Struct, frozen=True, array_like=True, tag="present", gc=False):
     key: str
 
 
-class VersionIs(msgspec.Struct, frozen=True, tag="version", gc=False):
+class VersionIs(msgspec.Struct, frozen=True, array_like=True, tag="version", gc=False):
     key: str
     version: int
 
 
-class ValueIs(msgspec.Struct, frozen=True, tag="value", gc=False):
+class ValueIs(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=False):
     key: str
     value: bytes
 
 
-class AtLeast(msgspec.Struct, frozen=True, tag="at_least", gc=False):
+class AtLeast(msgspec.Struct, frozen=True, array_like=True, tag="at_least", gc=False):
     """The number under `key` is at least `number`; an absent key counts as 0, as it does for Increment."""
 
     key: str
@@ -104,7 +104,7 @@ Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast
 # --- operations, applied in order ---
 
 
-class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     """Write the value, its ttl (None: it never expires) and its tag together. `owner` defaults to the actor."""
 
     key: str
@@ -114,13 +114,13 @@ class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
     owner: str | None = None
 
 
-class Delete(msgspec.Struct, frozen=True, tag="delete", gc=False):
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
     """Remove the entry; its result says whether there was one."""
 
     key: str
 
 
-class Increment(msgspec.Struct, frozen=True, tag="increment", gc=False):
+class Increment(msgspec.Struct, frozen=True, array_like=True, tag="increment", gc=False):
     """Add to a number and give the sum. An absent key counts as 0. Keeps owner and tag, and the expiry unless `ttl_ms` sets it."""
 
     key: str
@@ -128,14 +128,14 @@ class Increment(msgspec.Struct, frozen=True, tag="increment", gc=False):
     ttl_ms: int | None = None
 
 
-class Touch(msgspec.Struct, frozen=True, tag="touch", gc=False):
+class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch", gc=False):
     """Extend the life of an entry to now + ttl, never shorten it. Refused (Conflict) when the entry is gone. No write: no version, no event."""
 
     key: str
     ttl_ms: int
 
 
-class Push(msgspec.Struct, frozen=True, tag="push", gc=False):
+class Push(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
     """Write under `prefix` + a 19-digit id that is assigned at commit: unique in the space, ordered by commit, and by time."""
 
     prefix: str
@@ -144,7 +144,7 @@ class Push(msgspec.Struct, frozen=True, tag="push", gc=False):
     tag: str = ""
 
 
-class Take(msgspec.Struct, frozen=True, tag="take", gc=False):
+class Take(msgspec.Struct, frozen=True, array_like=True, tag="take", gc=False):
     """Move the first `n` entries under `source` (keys below `upto`, if given) under `target`; their owner is the taker.
 
     Gives the moved entries. `source_counter` falls and `target_counter` grows by their number.
@@ -162,7 +162,7 @@ Operation: TypeAlias = Put | Delete | Increment | Touch | Push | Take
 Result: TypeAlias = bool | int | str | list[Entry] | None
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, array_like=True):
     """Conditions and operations, committed all or nothing.
 
     `fresh` promises that the request id was generated for this batch and is sent for the first time, so an engine need
@@ -176,7 +176,7 @@ class Batch(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a batch: the space's revision after it, its time, and one result per operation.
 
     Put: None. Delete: whether it was there. Increment: the sum. Touch: the new expiry. Push: the key. Take: the entries.
@@ -220,7 +220,7 @@ class ChangeSet(msgspec.Struct, frozen=True, array_like=True):
         return cursor_at(self.version)
 
 
-class Page(msgspec.Struct, frozen=True):
+class Page(msgspec.Struct, frozen=True, array_like=True):
     """A part of a scan, from one snapshot at `revision`; `more` says whether there is a next one (after the last key)."""
 
     entries: list[Entry]
