@@ -3,7 +3,7 @@
 A frame is its length (four bytes, the high one first, itself not counted) and one message in msgpack: an array whose first
 element says what it is. A connection begins with `Hello` and `Welcome`. After that the client sends any number of requests
 without waiting; each has an id of the client's choosing and gets exactly one answer with that id, in whatever order they
-are ready. A watch is the exception: it is answered by `Watching`, then by any number of `Changes`, as many commits as the
+are ready. A watch is the exception: it is answered by `Watching`, then by any number of `Changes`, as many bytes as the
 client has granted with `Grant`, until `Cancel`, `Done` or `Failed`.
 
 Order. Commits of one connection are taken in the order of their frames. When a client connects again (same `client`), the
@@ -73,7 +73,7 @@ class Scan(Message, frozen=True, tag=4):
 
 
 class Watch(Message, frozen=True, tag=5):
-    """Follow the feed; `granted` commits may be sent before the client grants more."""
+    """Follow the feed; `granted` bytes of commits may be sent before the client grants more."""
 
     id: int
     space: str
@@ -84,7 +84,7 @@ class Watch(Message, frozen=True, tag=5):
 
 
 class Grant(Message, frozen=True, tag=6):
-    """So many more commits of a watch may be sent."""
+    """So many more bytes of a watch may be sent."""
 
     id: int
     more: int
@@ -135,20 +135,7 @@ class Ping(Message, frozen=True, tag=14):
 
 
 Request: TypeAlias = (
-    Hello
-    | Commit
-    | Get
-    | Scan
-    | Watch
-    | Grant
-    | Cancel
-    | Create
-    | Spaces
-    | Drop
-    | Load
-    | Compact
-    | Inspect
-    | Ping
+    Hello | Commit | Get | Scan | Watch | Grant | Cancel | Create | Spaces | Drop | Load | Compact | Inspect | Ping
 )
 
 
@@ -179,10 +166,10 @@ class Scanned(Message, frozen=True, tag=4):
 
 
 class Watching(Message, frozen=True, tag=5):
-    """The watch stands at this cursor."""
+    """The watch stands at this cursor; None: the space does not exist yet."""
 
     id: int
-    cursor: str
+    cursor: str | None
 
 
 class Changes(Message, frozen=True, tag=6):
@@ -223,17 +210,7 @@ class Goodbye(Message, frozen=True, tag=11):
 
 
 Reply: TypeAlias = (
-    Welcome
-    | Committed
-    | Entries
-    | Scanned
-    | Watching
-    | Changes
-    | Done
-    | SpaceInfos
-    | Findings
-    | Failed
-    | Goodbye
+    Welcome | Committed | Entries | Scanned | Watching | Changes | Done | SpaceInfos | Findings | Failed | Goodbye
 )
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -255,30 +232,41 @@ class Frames:
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray()
+        self._data = b""
         self._at = 0
+        self._parts: list[bytes] = []
+        """Of a frame that is longer than what has come of it."""
+        self._missing = 0
 
     def feed(self, data: bytes) -> None:
-        if self._at:
-            del self._buffer[: self._at]
-            self._at = 0
-        self._buffer += data
+        if self._parts:
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._parts)
+            self._parts = []
+        elif self._at < len(self._data):
+            data = self._data[self._at :] + data
+        self._data, self._at = data, 0
 
     def next(self) -> bytes | None:
         """The next whole frame, without its length; None when there is none yet."""
-        buffer, start = self._buffer, self._at + 4
-        if len(buffer) < start:
+        data, start = self._data, self._at + 4
+        if len(data) < start:
             return None
-        (length,) = LENGTH.unpack_from(buffer, self._at)
+        (length,) = LENGTH.unpack_from(data, self._at)
         if length > self.frame_bytes_max:
             raise errors.InvalidInput(
                 f"a frame of {length:,} bytes; the limit is {self.frame_bytes_max:,}. Send less at once"
             )
         end = start + length
-        if len(buffer) < end:
+        if len(data) < end:
+            self._parts, self._missing = [data[self._at :]], end - len(data)
+            self._data, self._at = b"", 0
             return None
         self._at = end
-        return bytes(memoryview(buffer)[start:end])
+        return data[start:end]
 
 
 # --- errors ---
@@ -312,9 +300,7 @@ def raised(failure: Failed) -> errors.Error:
     """The error that `failed` was given; a code of a newer keeper is a plain Error."""
     cls, details = _CLASSES.get(failure.code, errors.Error), failure.details
     if issubclass(cls, errors.Conflict):
-        return cls(
-            failure.message, key=details.get("key"), condition=details.get("condition"), actual=failure.entry
-        )
+        return cls(failure.message, key=details.get("key"), condition=details.get("condition"), actual=failure.entry)
     if issubclass(cls, errors.RateLimitExceeded):
         return cls(failure.message, retry_after=float(details.get("retry_after", 1.0)))
     if issubclass(cls, errors.OutcomeUnknown):
