@@ -215,7 +215,7 @@ def test_decisions_are_numbered_without_gaps_and_have_their_parts() -> None:
 
 # --- the command line's page ---
 
-COMMON = ("store", "space", "agent", "json")
+COMMON = ("store", "space", "agent", "json", "token")
 
 
 def cli_reference() -> str:

@@ -18,6 +18,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
 from holdfast.engines.registry import file_of, open_engine
 from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.identity import Secret
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
@@ -56,20 +57,29 @@ def open(
     blobs: str | Path | None = None,
     durability: Durability | None = "sync",
     background: bool = True,
+    token: str | None = None,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
     `url` is a path ("team.db"), "memory:", "redis://…" or "postgresql://…". `retention` and `redact` change the defaults.
     `blobs` is the folder for large data, by default beside the file. `durability` is what spaces are made with that name no
     other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
-    `background=False` leaves sweeping, sealing and pruning to other processes.
+    `background=False` leaves sweeping, sealing and pruning to other processes. `token` is what a keeper knows you by; other
+    stores take none.
     """
     if durability is not None:
         check_durability(durability)
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
     return Store(
-        url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, durability, background
+        url,
+        clock or SystemClock(),
+        retention or Retention(),
+        redact or Redaction(),
+        folder,
+        durability,
+        background,
+        None if token is None else Secret(token),
     )
 
 
@@ -85,6 +95,7 @@ class Store:
         blobs: Path | None,
         durability: Durability | None,
         background: bool,
+        token: Secret | None = None,
     ) -> None:
         self.url = url
         self._clock = clock
@@ -94,13 +105,14 @@ class Store:
         self._durability: Durability | None = durability
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._background = background
+        self._token = token
         self._engine: Engine | None = None
         self._audited: set[str] = set()
 
     async def __aenter__(self) -> Store:
         if self._engine is not None:
             raise InvalidInput("this store is open already")
-        self._engine = await open_engine(self.url, self._clock)
+        self._engine = await open_engine(self.url, self._clock, self._token)
         try:
             if self._durability is not None and isinstance(self._engine, _MayRefuse):
                 await self._engine.require(self._durability)

@@ -4,7 +4,7 @@
     async def get(session: Session, key: Key) -> None:
         "Print a value."
 
-The function's own parameters come first in its --help, then --store, --space, --agent and --json. These stand at the
+The function's own parameters come first in its --help, then --store, --space, --agent, --json and --token. These stand at the
 root too, so both `holdfast --json get a` and `holdfast get a --json` are understood; the one nearer to the command wins.
 """
 
@@ -42,6 +42,12 @@ Agent = Annotated[
     str | None,
     typer.Option("--agent", metavar="NAME", help="On whose behalf to write. Default: cli. [env: HOLDFAST_AGENT]"),
 ]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", metavar="TOKEN", help="What a keeper knows you by. Better in the environment. [env: HOLDFAST_TOKEN]"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; a stream has one document a line.")]
 
 _COMMON: Final = {
@@ -51,6 +57,7 @@ _COMMON: Final = {
         ("space", SpaceName, None),
         ("agent", Agent, None),
         ("json", Json, False),
+        ("token", Token, None),
     )
 }
 

@@ -93,7 +93,9 @@ def split_url(url: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-async def open_engine(url: str, clock: Clock) -> Engine:
-    """The engine that keeps this store, opened."""
+async def open_engine(url: str, clock: Clock, token: str | None = None) -> Engine:
+    """The engine that keeps this store, opened. Only a keeper asks for a token."""
     scheme, rest = split_url(url)
+    if token is not None:
+        raise InvalidInput(f"a store of {scheme}: takes no token: only a keeper asks for one. Leave it out")
     return await ENGINES[scheme](rest, clock)
