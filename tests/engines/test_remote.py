@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.server.host import TOKEN, Host, host
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine
@@ -15,7 +16,6 @@ from holdfast.testing.conformance import *  # noqa: F403
 from holdfast.testing.conformance import Capabilities, EngineFactory
 from holdfast.testing.conformance.subject import OpenEngine
 from holdfast.testing.shared_clock import SharedClock
-from tests.server.host import TOKEN, Host, host
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli import output
-from holdfast.engines.registry import split_url
+from holdfast.engines.registry import KEEPERS, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
 from holdfast.store import Store, open
 
@@ -25,8 +26,6 @@ FOLDER: Final = ".holdfast"
 FILE: Final = "store.db"
 SPACE: Final = "default"
 AGENT: Final = "cli"
-KEEPERS: Final = ("holdfast", "holdfasts")
-"""Schemes of stores that are reached through a keeper, which asks for a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,11 @@ class Session:
 
     @property
     def agent(self) -> str:
-        return _or(_chosen(self.given_agent, "HOLDFAST_AGENT"), AGENT)
+        return _or(self._named_agent, AGENT)
+
+    @property
+    def _named_agent(self) -> str | None:
+        return _chosen(self.given_agent, "HOLDFAST_AGENT")
 
     @property
     def url(self) -> str:
@@ -93,7 +96,13 @@ class Session:
         check_space(self.space_name)
         check_agent(self.agent)
         async with self.store(create=create) as store:
-            space = store.space(self.space_name, agent=self.agent)
+            name, agent = self.space_name, self.agent
+            if store.identity is not None:  # a keeper knows who is asking, and where he belongs
+                agent = self._named_agent or store.identity.agent
+                name = name if store.identity.space == EVERY_SPACE else self.named_space or store.identity.space
+                yield store.space(name, agent=agent)
+                return
+            space = store.space(name, agent=agent)
             for info in await store.engine.spaces(space.name):
                 if info.durability == "volatile":
                     output.note(
@@ -156,7 +165,7 @@ def _chosen(given: str | None, variable: str) -> str | None:
 
 
 def _is_keeper(url: str) -> bool:
-    return url.partition("://")[0] in KEEPERS
+    return split_url(url)[0] in KEEPERS
 
 
 def _or(chosen: str | None, default: str) -> str:

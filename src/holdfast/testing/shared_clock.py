@@ -40,5 +40,5 @@ class SharedClock(ManualClock):
         _TIME.pack_into(self._shared, 0, self._now_ms)
 
     async def sleep_until(self, at_ms: int) -> None:
-        while self.now_ms() < at_ms:
+        while self.now_ms() < at_ms:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
