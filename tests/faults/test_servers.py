@@ -139,7 +139,7 @@ async def progress(running: Fleet) -> None:
 
 
 async def told_of(seen: list[ChangeSet], commit: ChangeSet) -> None:
-    while not seen or seen[-1].version < commit.version:  # noqa: ASYNC110 - the watcher is what is being tested
+    while not seen or seen[-1].version < commit.version:
         await asyncio.sleep(0.01)
 
 

@@ -35,7 +35,7 @@ async def book(store: Store, clock: ManualClock) -> AsyncIterator[TokenBook]:
 async def until(happened: Callable[[], bool]) -> None:
     """Wait until the book has heard of something."""
     async with asyncio.timeout(DEADLINE_S):
-        while not happened():  # noqa: ASYNC110 (nothing tells when the book has heard)
+        while not happened():
             await asyncio.sleep(0.002)
 
 
