@@ -98,7 +98,13 @@ class AtLeast(msgspec.Struct, frozen=True, array_like=True, tag="at_least", gc=F
     number: int
 
 
-Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast
+class Mine(msgspec.Struct, frozen=True, tag="mine", gc=False):
+    """Nobody else has it: the key is absent, or its owner is the batch's actor. What the ownership rule is made of."""
+
+    key: str
+
+
+Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast | Mine
 
 
 # --- operations, applied in order ---

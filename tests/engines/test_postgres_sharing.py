@@ -27,6 +27,7 @@ from holdfast.engine import (
     ChangeSet,
     Delete,
     Increment,
+    Mine,
     Operation,
     Present,
     Push,
@@ -199,7 +200,8 @@ def random_batch(chance: random.Random, n: int) -> Batch:
     ]
     weights = (8, 3, 1, 2, 2, 1, 1, 1)
     operations = [make() for make in chance.choices(choices, weights, k=chance.randint(1, 2))]
-    conditions = chance.choice(((), (), (), (Present(keys[0]),), (Absent(keys[1]),), (AtLeast(keys[2], 2),)))
+    chosen = ((), (), (), (Present(keys[0]),), (Absent(keys[1]),), (AtLeast(keys[2], 2),), (Mine(keys[0]),))
+    conditions = chance.choice(chosen)
     request = f"r{n}" if chance.random() < 0.2 else None
     return Batch(chance.choice(("a", "b")), (*operations, Put(f"u/{n}", b"1")), conditions, request)
 

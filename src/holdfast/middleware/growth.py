@@ -1,0 +1,122 @@
+"""What a batch adds to a space: at worst, from the batch alone, and in truth, given the entries it replaces.
+
+Counted are keys (per owner) and bytes (key and value), as `SpaceInfo.usage` has them. The items of lists and sets count as
+bytes but not as keys: their record is the key. The store's own book-keeping, `audit/` and `system/`, does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from holdfast.codec import integer
+from holdfast.engine import ID_DIGITS, Batch, Delete, Entry, Increment, Push, Put, Take, Touch, Usage
+
+NUMBER_BYTES_MAX: Final = 20
+UNCOUNTED: Final = frozenset({"audit", "system"})
+"""Subspaces that no quota is about."""
+WITHOUT_KEYS: Final = frozenset({"lists", "sets", *UNCOUNTED})
+"""Subspaces whose entries are no keys of their own."""
+
+
+class Growth(NamedTuple):
+    """Bytes of the space, and keys by owner, that there are more (or fewer) than before; and the largest value written."""
+
+    bytes: int
+    keys: dict[str, int]
+    value: int = 0
+
+    @property
+    def none(self) -> bool:
+        return self.bytes <= 0 and all(count <= 0 for count in self.keys.values())
+
+
+def totals(usage: Iterable[Usage], owner: str) -> tuple[int, int]:
+    """The bytes of a space, and the keys of one owner."""
+    size = keys = 0
+    for each in usage:
+        if each.subspace not in UNCOUNTED:
+            size += each.bytes
+            if each.owner == owner and each.subspace not in WITHOUT_KEYS:
+                keys += each.keys
+    return size, keys
+
+
+def at_worst(batch: Batch) -> Growth:
+    """As if nothing of what is written were there yet, and nothing were removed."""
+    size = largest = 0
+    keys: dict[str, int] = {}
+
+    def add(key: str, bytes: int, owner: str, count: int = 1) -> None:
+        nonlocal size
+        subspace = key.partition("/")[0]
+        if subspace not in UNCOUNTED:
+            size += bytes
+            if subspace not in WITHOUT_KEYS:
+                keys[owner] = keys.get(owner, 0) + count
+
+    for op in batch.operations:
+        if isinstance(op, Put):
+            add(op.key, _length(op.key) + len(op.value), op.owner or batch.actor)
+            largest = max(largest, len(op.value))
+        elif isinstance(op, Push):
+            add(op.prefix, _length(op.prefix) + ID_DIGITS + len(op.value), batch.actor)
+            largest = max(largest, len(op.value))
+        elif isinstance(op, Increment):
+            add(op.key, _length(op.key) + NUMBER_BYTES_MAX, batch.actor)
+        elif isinstance(op, Take):
+            longer = max(0, _length(op.target) - _length(op.source))
+            add(op.target, op.n * longer, batch.actor, op.n)
+            for counter in (op.source_counter, op.target_counter):
+                if counter is not None:
+                    add(counter, _length(counter) + NUMBER_BYTES_MAX, batch.actor)
+    return Growth(size, keys, largest)
+
+
+def keys_named(batch: Batch) -> list[str]:
+    """The keys whose entries `in_truth` needs."""
+    named = (op.key for op in batch.operations if isinstance(op, Put | Delete | Increment))
+    return list(dict.fromkeys(named))
+
+
+class _Image(NamedTuple):
+    owner: str
+    value: bytes
+
+
+def in_truth(batch: Batch, entries: Mapping[str, Entry | None]) -> Growth:
+    """Given the entries of `keys_named`, as they are before it. Of what a Take moves only the worst is known."""
+    before = {key: _Image(entry.owner, entry.value) for key, entry in entries.items() if entry is not None}
+    after: dict[str, _Image] = dict(before)
+    pushed: list[tuple[str, _Image]] = []
+    takes = []
+    for op in batch.operations:
+        if isinstance(op, Put):
+            after[op.key] = _Image(op.owner or batch.actor, op.value)
+        elif isinstance(op, Delete):
+            after.pop(op.key, None)
+        elif isinstance(op, Increment):
+            old = after.get(op.key)
+            number = 0 if old is None else integer(old.value)
+            value = b"0" * NUMBER_BYTES_MAX if number is None else b"%d" % (number + op.delta)
+            after[op.key] = _Image(batch.actor if old is None else old.owner, value)
+        elif isinstance(op, Push):
+            pushed.append((op.prefix + "0" * ID_DIGITS, _Image(batch.actor, op.value)))
+        elif isinstance(op, Take):
+            takes.append(op)
+        elif isinstance(op, Touch):
+            continue
+    moved = at_worst(Batch(batch.actor, tuple(takes)))
+    size, keys = moved.bytes, dict(moved.keys)
+    for sign, images in ((1, [*after.items(), *pushed]), (-1, before.items())):
+        for key, image in images:
+            subspace = key.partition("/")[0]
+            if subspace not in UNCOUNTED:
+                size += sign * (_length(key) + len(image.value))
+                if subspace not in WITHOUT_KEYS:
+                    keys[image.owner] = keys.get(image.owner, 0) + sign
+    return Growth(size, keys)
+
+
+def _length(key: str) -> int:
+    return len(key) if key.isascii() else len(key.encode())
