@@ -135,20 +135,7 @@ class Ping(Message, frozen=True, tag=14):
 
 
 Request: TypeAlias = (
-    Hello
-    | Commit
-    | Get
-    | Scan
-    | Watch
-    | Grant
-    | Cancel
-    | Create
-    | Spaces
-    | Drop
-    | Load
-    | Compact
-    | Inspect
-    | Ping
+    Hello | Commit | Get | Scan | Watch | Grant | Cancel | Create | Spaces | Drop | Load | Compact | Inspect | Ping
 )
 
 
@@ -223,17 +210,7 @@ class Goodbye(Message, frozen=True, tag=11):
 
 
 Reply: TypeAlias = (
-    Welcome
-    | Committed
-    | Entries
-    | Scanned
-    | Watching
-    | Changes
-    | Done
-    | SpaceInfos
-    | Findings
-    | Failed
-    | Goodbye
+    Welcome | Committed | Entries | Scanned | Watching | Changes | Done | SpaceInfos | Findings | Failed | Goodbye
 )
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -312,9 +289,7 @@ def raised(failure: Failed) -> errors.Error:
     """The error that `failed` was given; a code of a newer keeper is a plain Error."""
     cls, details = _CLASSES.get(failure.code, errors.Error), failure.details
     if issubclass(cls, errors.Conflict):
-        return cls(
-            failure.message, key=details.get("key"), condition=details.get("condition"), actual=failure.entry
-        )
+        return cls(failure.message, key=details.get("key"), condition=details.get("condition"), actual=failure.entry)
     if issubclass(cls, errors.RateLimitExceeded):
         return cls(failure.message, retry_after=float(details.get("retry_after", 1.0)))
     if issubclass(cls, errors.OutcomeUnknown):
