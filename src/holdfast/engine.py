@@ -98,7 +98,7 @@ class AtLeast(msgspec.Struct, frozen=True, array_like=True, tag="at_least", gc=F
     number: int
 
 
-class Mine(msgspec.Struct, frozen=True, tag="mine", gc=False):
+class Mine(msgspec.Struct, frozen=True, array_like=True, tag="mine", gc=False):
     """Nobody else has it: the key is absent, or its owner is the batch's actor. What the ownership rule is made of."""
 
     key: str

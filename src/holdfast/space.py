@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Duration
-from holdfast.engine import Condition, Operation, Receipt, SpaceInfo, cursor_at
+from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import NotFound
 from holdfast.identity import check_agent as check_agent
 from holdfast.identity import check_space as check_space
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
-from holdfast.layers.lines import Kind
+from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.scope import Scope
@@ -98,6 +98,10 @@ class Space:
         """So many units of something: `async with pool.allocate():`. The size is stored at first use."""
         size = check_units(size, "size")
         return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)
+
+    def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
+        """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
+        return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
 
     def _wanted(
         self,

@@ -65,8 +65,11 @@ class Lease:
 class Leases:
     """Keeps the leases of a store alive, as long as there are any."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, renew: bool = True) -> None:
+        """With `renew=False` a place is kept alive while it waits, and what is held ends with its ttl: for whoever acquires on
+        behalf of a holder whose life it cannot see."""
         self._clock = clock
+        self._renews_held = renew
         self._kept: set[Lease] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -79,6 +82,11 @@ class Leases:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return lease
+
+    def granted(self, lease: Lease) -> None:
+        """What was waited for is held from now on."""
+        if not self._renews_held:
+            self.release(lease)
 
     def release(self, lease: Lease) -> None:
         """Keep it alive no longer; whoever holds it deletes its entry."""

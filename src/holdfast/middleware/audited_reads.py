@@ -16,7 +16,7 @@ from holdfast.middleware.wrapper import Wrapper
 
 NOTES: Final = "audit/notes/"
 NOTE_TTL_MS: Final = 24 * 3_600_000
-UNNOTED: Final = frozenset({"audit", "system"})
+UNNOTED: Final = frozenset({"answers", "audit", "system"})
 """Subspaces of the store's own book-keeping: neither noted nor audited."""
 
 
