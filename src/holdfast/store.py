@@ -219,6 +219,16 @@ class Store:
             self._caretaker.look_after(name)
         return Space(self._scope(name, agent, instance, engine), self._blob_folder, self._coordination)
 
+    def seen_through(self, engine: Engine, name: str, agent: str, coordination: Coordination) -> Space:
+        """A space as a keeper shows it to one of its clients: through the engine that holds the client's rules."""
+        check_space(name)
+        check_agent(agent)
+        return Space(self._scope(name, agent, engine=engine), self._blob_folder, coordination)
+
+    def look_after(self, name: str) -> None:
+        """Include a space in the background work, whoever uses it."""
+        self._caretaker.look_after(name)
+
     def _agent(self, given: str | None) -> str:
         """On whose behalf a space is used."""
         identity = self._identity

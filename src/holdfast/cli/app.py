@@ -22,6 +22,7 @@ TOPICS: Final = {
     "holdfast.cli.audit": ("audit",),
     "holdfast.cli.locks": ("locks",),
     "holdfast.cli.spaces": ("spaces",),
+    "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),
     "holdfast.cli.moving": ("export", "import", "copy", "backup"),
     "holdfast.cli.care": ("doctor", "tidy"),

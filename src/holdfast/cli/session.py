@@ -84,6 +84,13 @@ class Session:
         async with opened(self.url, create=create, json=self.json, token=self.token_for(self.url)) as store:
             yield store
 
+    def to_serve(self) -> str:
+        """The store for a keeper, which owns it: a file is kept in memory as well."""
+        if not self._named_store:
+            _make_folder(default_store().parent)
+        scheme, rest = split_url(self.url)
+        return f"resident:{rest}" if scheme == "sqlite" else self.url
+
     def token_for(self, url: str) -> str | None:
         """The token to show there; only a keeper is shown one."""
         if self.given_token == "":

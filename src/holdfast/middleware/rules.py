@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import InvalidInput
-from holdfast.middleware.verbs import EVERY_VERB, VERBS
+from holdfast.middleware.verbs import check_verb
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
@@ -27,11 +27,7 @@ class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for verb in (*self.allow, *self.deny):
-            if verb not in VERBS and verb != EVERY_VERB:
-                raise InvalidInput(
-                    f"the rule for {self.agent_pattern!r} names {verb!r}, which is no verb; "
-                    f"there are {', '.join(VERBS)}, and {EVERY_VERB} for all"
-                )
+            check_verb(verb)
 
 
 class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

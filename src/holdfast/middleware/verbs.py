@@ -38,6 +38,8 @@ from holdfast.engine import (
     Touch,
 )
 
+from holdfast.errors import InvalidInput
+
 VERBS: Final = (
     "Get",
     "Set",
@@ -92,6 +94,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "queues": Territory("Get", "Set", "Set", "Set", "Reserve", "Set", "Delete", "Reserve", ownership="line"),
     "documents": _DOCUMENTS,
     "correlations": _DOCUMENTS,
+    "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,
 }
@@ -121,6 +124,12 @@ class Misplaced(Exception):
 
 
 NO_CLAIMS: Final = Claims((), frozenset())
+
+
+def check_verb(verb: str) -> None:
+    """Refuse a word that no rule can mean."""
+    if verb not in VERBS and verb != EVERY_VERB:
+        raise InvalidInput(f"{verb!r} is no verb; there are {', '.join(VERBS)}, and {EVERY_VERB} for all")
 
 
 def territory_of(key: str) -> Territory:

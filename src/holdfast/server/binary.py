@@ -123,6 +123,14 @@ class BinaryPort:
     def watchers(self) -> int:
         return sum(len(connection.watches) for connection in self.connections)
 
+    def disconnect(self, concerned: Callable[[Identity], bool]) -> None:
+        """Look at the connections of these identities now: whose token has ended is told so, others come again."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.connections):
+            if connection.identity is not None and concerned(connection.identity):
+                connection.look(now)
+                connection.close()
+
     async def stop(self, reason: str, within_s: float) -> None:
         """Take nothing new, finish what is under way, close."""
         self.closing = reason
@@ -162,7 +170,7 @@ class Connection(asyncio.Protocol):
         self._frames = Frames(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport
         self._out: list[bytes] = []
-        self._identity: Identity | None = None
+        self.identity: Identity | None = None
         self._held = 0
         """Why nothing more is read, besides a full pipe: a welcome, or a watch that does not know where it stands."""
         self._engine: Engine
@@ -252,7 +260,7 @@ class Connection(asyncio.Protocol):
         except msgspec.MsgspecError as exc:
             self._send_failure(_id_in(body), InvalidInput(f"the message cannot be understood: {exc}"))
             return
-        if self._identity is None:
+        if self.identity is None:
             self._hello(message)
         else:
             self._request(message)
@@ -303,7 +311,7 @@ class Connection(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Called about once a second."""
-        limits, identity = self._port.limits, self._identity
+        limits, identity = self._port.limits, self.identity
         if identity is None:
             if now - self._heard_at > HELLO_S and not self._held:
                 self._give_up(AuthenticationFailed(f"no Hello within {HELLO_S:g} s"))
@@ -342,7 +350,7 @@ class Connection(asyncio.Protocol):
 
     def _welcome(self, identity: Identity) -> None:
         limits = self._port.limits
-        self._identity = identity
+        self.identity = identity
         self._engine = self._port.keeper.engine_for(identity)
         self._frames.frame_bytes_max = limits.frame_bytes
         self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
