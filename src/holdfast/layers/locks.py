@@ -29,10 +29,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
-from holdfast.codec import decode, encode
+from holdfast.codec import encode, integer
 from holdfast.engine import SCAN_MAX, Absent, Delete, Entry, Present, Push, Put, Touch
 from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
-from holdfast.keys import Subspace, check_name
+from holdfast.keys import Subspace, check_name, unescape
 from holdfast.layers.leases import Lease, Leases
 from holdfast.layers.lines import KINDS, LOCKS, Kind, Lines, Place, in_turn, place_of
 from holdfast.layers.scope import Scope
@@ -271,7 +271,11 @@ class Wanted:
             except Conflict as conflict:
                 if conflict.actual is None:
                     raise
-                known = int(decode(conflict.actual.value))
+                known = permits_of(conflict.actual)
+                if known is None:
+                    raise InvalidInput(
+                        f"what is stored under {key!r} is no number of permits; an administrator has to delete it"
+                    ) from conflict
             self.coordination.sizes[f"{self.scope.space} {key}"] = known
         if known != self.size:
             raise InvalidInput(
@@ -349,12 +353,14 @@ class Locks:
 
     async def list(self, prefix: str = "") -> Items[LockState]:
         """Everything that is held or waited for, whose name begins with the prefix."""
-        sizes = {entry.key: int(decode(entry.value)) for entry in await self._entries(PERMITS.root)}
+        sizes = {entry.key: permits_of(entry) or 1 for entry in await self._entries(PERMITS.root)}
         lines: dict[tuple[str, str], Items[Entry]] = {}
         for entry in await self._entries(LOCKS.root):
-            kind, name, _ = LOCKS.split(entry.key, 3)
-            if name.startswith(prefix):
-                lines.setdefault((kind, name), []).append(entry)
+            kind, _, rest = entry.key[len(LOCKS.root) :].partition("/")
+            if kind in KINDS and rest.count("/") == 1:  # whatever else is there is no place in a line
+                name = unescape(rest.partition("/")[0])
+                if name.startswith(prefix):
+                    lines.setdefault((kind, name), []).append(entry)
         return [
             _state(kind, name, sizes.get(PERMITS.key(kind, name), 1), entries)  # type: ignore[arg-type]
             for (kind, name), entries in lines.items()
@@ -439,6 +445,12 @@ def ttl_of(ttl: Duration | None, profile: str) -> int:
     if profile not in PROFILES_MS:
         raise InvalidInput(f"the profile is one of {', '.join(PROFILES_MS)}, not {profile!r}")
     return PROFILES_MS[profile]
+
+
+def permits_of(entry: Entry) -> int | None:
+    """The size that is stored; None if it cannot be one."""
+    number = integer(entry.value)
+    return number if number is not None and 0 < number <= UNITS_MAX else None
 
 
 def check_units(number: int, what: str) -> int:
