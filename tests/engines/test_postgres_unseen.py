@@ -24,6 +24,7 @@ from holdfast.engine import (
     Present,
     Put,
     Receipt,
+    Take,
     Touch,
     Usage,
     cursor_at,
@@ -158,6 +159,21 @@ async def test_what_is_replaced_unseen_keeps_its_birth_and_its_owner_is_credited
         assert await engine.get(SPACE, ["a/one", "a/two", "a/three"]) == expected
         [info] = await engine.spaces(SPACE)
         assert info.usage == [Usage("a", "a", 3, 19), Usage("c", "a", 1, 8)]
+
+
+async def test_a_take_onto_an_unknown_entry_keeps_the_birth_of_what_is_taken(url: str) -> None:
+    clock = ManualClock()
+    async with unknowing(url, clock, put("r/x", b"old", "b")) as engine:
+        clock.advance(1)
+        born = clock.now_ms()
+        await engine.commit(SPACE, put("q/x", b"new"))
+        clock.advance(1)
+        taken = await engine.commit(SPACE, Batch("a", (Take("q/", "r/"),)))
+        moved = Entry("r/x", b"new", taken.version, "a", born, clock.now_ms())
+        assert taken.results == [[moved]]
+        assert await engine.get(SPACE, ["r/x"]) == [moved]
+        [info] = await engine.spaces(SPACE)
+        assert info.usage == [Usage("a", "a", 1, 7), Usage("a", "r", 1, 6)]
 
 
 class LeapingClock(ManualClock):
