@@ -11,7 +11,11 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   4. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
      that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
      of it is in what is written
-  5. write: the feed's row, the entries, the request ids, the usage
+  5. find what is replaced unseen: a key of `_blind` is put without having been looked at, so whatever is there goes. What
+     the new entry has from it is filled in here: it keeps `created_at`, which is told to the writer, and its owner is
+     credited. The feed tells the tag of a replaced entry, and an expiry before what replaces it, and the feed's row is
+     made by the writer, who took the key for absent: an entry with a tag, or that has expired, is shown first (CHANGED)
+  6. write: the feed's row, the entries, the request ids, the usage
 
 Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
@@ -40,19 +44,24 @@ _EXPECTED: Final = """
     _relaxed bool, _sure bool, _movable bool, _timed bool, _first_id int8, _to_revision int8, _to_last_id int8,
     _writer int8, _commits bytea"""
 _ONE: Final = """
-    _key text, _absent bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text, _old_tag text,
-    _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8, _tag text,
-    _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
+    _key text, _absent bool, _blind bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text,
+    _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
+    _tag text, _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
 _MANY: Final = """
-    _absent text[], _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[], _old_created int8[],
-    _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[], _keys text[],
-    _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
+    _absent text[], _blind text[], _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
+    _old_created int8[], _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[],
+    _keys text[], _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
     _actors text[], _ids text[], _answers int8[], _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
 
 _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
-_WRONG_ONE: Final = "_absent AND EXISTS (SELECT FROM entries WHERE space = _space AND key = _key)"
-_WRONG_MANY: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))"
+_WRONG_ONE: Final = """
+    (_absent OR _blind) AND EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"""
+_WRONG_MANY: Final = """
+    (EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))
+     OR EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_blind) AND tag <> ''))"""
+_LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
+"""What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
 
 def _beginning(guessed_wrong: str, facts: str) -> str:
@@ -70,6 +79,7 @@ DECLARE
     _shift int8;
     _moved bool;
     _unsure bool;
+    _kept int8[];
 BEGIN
     IF _movable AND {guessed_wrong} THEN
         -- A guess that is wrong need not wait for the lock to be told.
@@ -146,10 +156,13 @@ _WRITTEN: Final = f"""
 
 _COMMIT_ONE: Final = f"""
 CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_key]")}
-    IF _unsure OR _absent THEN
+    IF _unsure OR _absent OR _blind THEN
         SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at INTO _held
             FROM entries WHERE space = _space AND key = _key {_NEWEST};
-        IF found <> (_old IS NOT NULL) OR _held.owner <> _old_owner OR _held.tag <> _old_tag
+        IF _blind AND found AND {_LIVE_UNTAGGED.format("_held")} THEN
+            key := _key;
+            created_at := _held.created_at;
+        ELSIF found <> (_old IS NOT NULL) OR _held.owner <> _old_owner OR _held.tag <> _old_tag
            OR _held.size <> _old_size OR _held.created_at <> _old_created
            OR (_exact AND (_held.version <> _old OR _held.expires_at IS DISTINCT FROM _old_expires)) THEN
             RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
@@ -163,6 +176,7 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_k
         IF _created = _now THEN _created := time; END IF;
         IF _updated = _now THEN _updated := time; END IF;
     END IF;
+    _created := coalesce(created_at, _created);
     {_WRITTEN}
     IF _old IS NOT NULL THEN
         DELETE FROM entries WHERE space = _space AND key = _key AND version = _old;
@@ -170,14 +184,23 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_k
     IF _version IS NOT NULL THEN
         INSERT INTO entries VALUES (_space, _key, _version, _value, _owner, _created, _updated, _expires, _tag);
     END IF;
-    IF _charged IS NOT NULL THEN
+    IF created_at IS NOT NULL THEN
+        -- The writer charged for a new key; what was replaced unseen is credited.
+        IF _held.owner = _charged THEN
+            _more_keys := _more_keys - 1;
+            _more_bytes := _more_bytes - octet_length(_key) - _held.size;
+        ELSE
+            PERFORM charge(_space, _held.owner, _subspace, -1, -octet_length(_key) - _held.size);
+        END IF;
+    END IF;
+    IF _more_keys <> 0 OR _more_bytes <> 0 THEN
         PERFORM charge(_space, _charged, _subspace, _more_keys, _more_bytes);
     END IF;
 END $$;
 """
 
 _COMMIT_GROUP: Final = f"""
-CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fact_keys")}
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fact_keys || _blind")}
     IF _unsure THEN
         PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
                 AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
@@ -192,8 +215,28 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     END IF;
     IF (_unsure OR cardinality(_absent) > 0) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-            FROM present(_space, _fact_keys) AS e;
+            FROM present(_space, _fact_keys || _blind) AS e;
         RETURN;
+    END IF;
+    IF cardinality(_blind) > 0 THEN
+        SELECT bool_and({_LIVE_UNTAGGED.format("e")}) AS good, array_agg(e.key) AS keys, array_agg(e.version) AS versions,
+               array_agg(e.created_at) AS created, array_agg(e.owner) AS owners,
+               array_agg(split_part(e.key, '/', 1)) AS subspaces, array_agg(-1::int8) AS less_keys,
+               array_agg((-octet_length(e.key) - octet_length(e.value))::int8) AS less_bytes
+            INTO _held FROM present(_space, _blind) AS e WHERE e.version IS NOT NULL;
+        IF NOT _held.good THEN
+            RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
+                FROM present(_space, _fact_keys || _blind) AS e;
+            RETURN;
+        END IF;
+        _blind := _held.keys;
+        _kept := _held.created;
+        _gone_keys := _gone_keys || _held.keys;
+        _gone := _gone || _held.versions;
+        _charged := _charged || _held.owners;
+        _subspaces := _subspaces || _held.subspaces;
+        _more_keys := _more_keys || _held.less_keys;
+        _more_bytes := _more_bytes || _held.less_bytes;
     END IF;
     IF cardinality(_ids) > 0 THEN
         PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) JOIN requests AS known
@@ -203,6 +246,10 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
         END IF;
     END IF;
     {_WRITTEN}
+    IF _kept IS NOT NULL THEN
+        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, old.key, NULL::bytea, NULL::int8, NULL::text,
+            old.created_at, NULL::int8, NULL::int8, NULL::text FROM unnest(_blind, _kept) AS old (key, created_at);
+    END IF;
     IF cardinality(_ids) > 0 THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
@@ -218,20 +265,21 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     END IF;
     IF cardinality(_keys) > 0 THEN
         INSERT INTO entries
-            SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
-                   CASE WHEN created = _now THEN time ELSE created END,
+            SELECT _space, new.key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
+                   coalesce(kept, CASE WHEN created = _now THEN time ELSE created END),
                    CASE WHEN updated = _now THEN time ELSE updated END, expires, tag
             FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags)
-                AS new (key, version, value, owner, created, updated, expires, tag);
+                AS new (key, version, value, owner, created, updated, expires, tag)
+            LEFT JOIN unnest(_blind, _kept) AS old (key, kept) ON old.key = new.key;
     END IF;
-    FOR i IN 1 .. cardinality(_charged) LOOP
-        PERFORM charge(_space, _charged[i], _subspaces[i], _more_keys[i], _more_bytes[i]);
-    END LOOP;
+    PERFORM charge(_space, owner, subspace, sum(keys)::int8, sum(bytes)::int8)
+        FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
+        GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
 END $$;
 """
 
 _PRESENT: Final = f"""
-CREATE FUNCTION present(_space int4, _keys text[])
+CREATE OR REPLACE FUNCTION present(_space int4, _keys text[])
 RETURNS TABLE (key text, value bytea, version int8, owner text, created_at int8, updated_at int8, expires_at int8, tag text)
 LANGUAGE sql STABLE AS $$
     SELECT asked.key, e.value, e.version, e.owner, e.created_at, e.updated_at, e.expires_at, e.tag
@@ -241,7 +289,7 @@ $$;
 """
 
 _CHARGE: Final = """
-CREATE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
+CREATE OR REPLACE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     _held record;
@@ -257,7 +305,9 @@ BEGIN
 END $$;
 """
 
-FUNCTIONS: Final = _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
+_OTHERS: Final = "DROP FUNCTION IF EXISTS commit_one, commit_group;"
+"""Those of an older version take other parameters, so they would stay beside the new."""
+FUNCTIONS: Final = _OTHERS + _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
 
 
 def signature(*parameters: str) -> str:
