@@ -46,7 +46,7 @@ async def agent(url: str, notes: Path) -> None:
         space = store.space(SPACE)
         while await space.records.get("open") and os.getppid() == director:
             try:
-                async with space.election("leader", ttl=TTL, wait="2s") as term:
+                async with space.election("leader", ttl=TTL) as term:
                     await lead(term, told)
             except (holdfast.LockAcquisitionError, holdfast.LeaseLost, holdfast.Unavailable):
                 continue

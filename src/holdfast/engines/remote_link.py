@@ -160,7 +160,7 @@ class Client:
     def __init__(self, address: Address, token: str) -> None:
         self.address = address
         self.identity: Identity | None = None
-        self._token = token
+        self._token = str(token)  # of a Secret, its text
         self._name = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
         self._ids = 0
