@@ -26,8 +26,9 @@ Values are opaque bytes (canonical JSON, made by `codec.py`), except that increm
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -324,6 +325,19 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Submits(Protocol):
+    """What an engine may offer to a server besides: `commit` without a coroutine, for very many batches in flight."""
+
+    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
+        """Check the batch and queue it, at once; the future has the receipt, or the refusal, when it was committed.
+
+        What no engine may accept raises here. Cancelling the future takes the batch back if it was not begun yet, and
+        touches no other.
+        """
+        ...
+
+
 # --- what every engine checks, in one place ---
 
 
@@ -376,13 +390,14 @@ def check_durability(durability: str) -> None:
 def check_batch(batch: Batch) -> int:
     """Refuse a batch no engine may accept, before anything is read or written. Gives its size in bytes."""
     operations = batch.operations
+    if len(operations) == 1 and not batch.conditions and type(operations[0]) is Put:
+        _check_head(batch)
+        return _check_put(operations[0])
     if len(operations) > OPERATIONS_MAX:
         raise InvalidInput(f"a batch has at most {OPERATIONS_MAX} operations; this one has {len(operations)}")
     if len(batch.conditions) > CONDITIONS_MAX:
         raise InvalidInput(f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}")
-    check_label(batch.actor, "an actor", NAME_BYTES_MAX)
-    if batch.request_id is not None:
-        check_label(batch.request_id, "a request id", REQUEST_ID_BYTES_MAX)
+    _check_head(batch)
     size = 0
     for condition in batch.conditions:
         if not isinstance(condition, Condition):
@@ -394,12 +409,7 @@ def check_batch(batch: Batch) -> int:
             _check_int64(condition.number if isinstance(condition, AtLeast) else condition.version)
     for op in operations:
         if isinstance(op, Put):
-            check_key(op.key)
-            size += len(op.key) + _check_value(op.key, op.value)
-            if op.ttl_ms is not None or op.tag != "":
-                _check_extras(op.ttl_ms, op.tag)
-            if op.owner is not None:
-                check_label(op.owner, "an owner", NAME_BYTES_MAX)
+            size += _check_put(op)
         elif isinstance(op, Delete):
             check_key(op.key)
         elif isinstance(op, Increment):
@@ -420,6 +430,21 @@ def check_batch(batch: Batch) -> int:
     if size > BATCH_BYTES_MAX:
         raise InvalidInput(f"a batch holds at most {BATCH_BYTES_MAX:,} bytes; this one has {size:,}")
     return size
+
+
+def _check_head(batch: Batch) -> None:
+    check_label(batch.actor, "an actor", NAME_BYTES_MAX)
+    if batch.request_id is not None:
+        check_label(batch.request_id, "a request id", REQUEST_ID_BYTES_MAX)
+
+
+def _check_put(op: Put) -> int:
+    check_key(op.key)
+    if op.ttl_ms is not None or op.tag != "":
+        _check_extras(op.ttl_ms, op.tag)
+    if op.owner is not None:
+        check_label(op.owner, "an owner", NAME_BYTES_MAX)
+    return len(op.key) + _check_value(op.key, op.value)
 
 
 def check_keys(keys: Iterable[str]) -> None:

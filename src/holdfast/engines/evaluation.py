@@ -64,10 +64,22 @@ class Stored(ChangeSet, frozen=True, array_like=True):
     """A commit as the feed keeps it: with what is needed to answer a repeated request."""
 
     digest: str = ""
+    """Of the batch, if it had a request id; empty if the batch was one Put, which the change tells as well."""
     results: list[Result] = []  # noqa: RUF012 - msgspec copies it
 
     def receipt(self) -> Receipt:
-        return Receipt(self.version, self.at, copied(self.results))
+        return Receipt(self.version, self.at, copied(self.results) if self.digest else [None])
+
+    def answers(self, batch: Batch) -> bool:
+        """Whether this is the commit of that batch, given that both have the same request id."""
+        if self.digest:
+            return self.digest == digest_of(batch)
+        if len(batch.operations) != 1 or batch.conditions or type(op := batch.operations[0]) is not Put:
+            return False
+        owner = batch.actor if op.owner is None else op.owner
+        expires_at = None if op.ttl_ms is None else self.at + op.ttl_ms
+        told = [(change.key, change.value, change.owner, change.tag, change.expires_at) for change in self.changes]
+        return told == [(op.key, op.value, owner, op.tag, expires_at)]
 
 
 class State(Protocol):
@@ -117,18 +129,16 @@ class Group:
 
         `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
         """
-        digest = ""
-        if batch.request_id is not None:
-            digest = digest_of(batch)
-            if not batch.fresh:
-                # A batch without operations is not written, and a generated id only when it is repeated.
-                known_new = known_new and bool(batch.operations) and not is_generated(batch.request_id)
-                receipt = self._known(batch, digest, known_new)
-                if receipt is not None:
-                    return receipt
+        asks = not batch.fresh and batch.request_id is not None
+        if asks:
+            # A batch without operations is not written, and a generated id only when it is repeated.
+            known_new = known_new and bool(batch.operations) and not is_generated(batch.request_id or "")
+            receipt = self._known(batch, known_new)
+            if receipt is not None:
+                return receipt
         if len(batch.operations) == 1 and not batch.conditions and not self._due:
-            [op] = batch.operations
-            if isinstance(op, Put) and (receipt := self._put_alone(batch, op, digest)) is not None:
+            op = batch.operations[0]
+            if type(op) is Put and (receipt := self._put_alone(batch, op)) is not None:
                 return receipt
         step = _Step(self, batch)
         try:
@@ -137,18 +147,17 @@ class Group:
             results = [step.perform(op) for op in batch.operations]
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
-            asked = digest and known_new and not batch.fresh
-            if not asked or (receipt := self._known(batch, digest, False)) is None:
+            if not asks or not known_new or (receipt := self._known(batch, False)) is None:
                 raise
             return receipt
-        return self._accept(step, results, digest)
+        return self._accept(step, results)
 
     @property
     def asked(self) -> Iterable[Stored]:
         """The commits whose request ids an engine indexes. A fresh id is in the feed only."""
         return self._requests.values()
 
-    def _known(self, batch: Batch, digest: str, known_new: bool) -> Receipt | None:
+    def _known(self, batch: Batch, known_new: bool) -> Receipt | None:
         """The answer to a request that was answered before."""
         asked = (batch.actor, batch.request_id or "")
         stored = self._requests.get(asked)
@@ -156,36 +165,42 @@ class Group:
             stored = self._state.request(*asked)
         if stored is None or stored.at <= self.now - REQUEST_WINDOW_MS:
             return None
-        if stored.digest != digest:
+        if not stored.answers(batch):
             raise InvalidInput(
                 f"request id {batch.request_id!r} was used before for another batch; give every request its own id"
             )
         return stored.receipt()
 
-    def _put_alone(self, batch: Batch, op: Put, digest: str) -> Receipt | None:
+    def _put_alone(self, batch: Batch, op: Put) -> Receipt | None:
         """What a step does with the batch most often seen: one Put, no condition. None: it takes a step."""
-        key, now = op.key, self.now
+        key, value, now = op.key, op.value, self.now
         old = self.writes[key] if key in self.writes else self._state.entry(key)
-        if old is not None and old.expires_at is not None and old.expires_at <= now:
+        if len(value) > FEED_VALUE_BYTES_MAX or (
+            old is not None and old.expires_at is not None and old.expires_at <= now
+        ):
             return None
         self.revision = revision = self.revision + 1
         owner = batch.actor if op.owner is None else op.owner
         expires_at = None if op.ttl_ms is None else now + op.ttl_ms
-        new, change = _images("put", key, op.value, old, owner, expires_at, op.tag, revision, now)
+        new, change = _images("put", key, value, old, owner, expires_at, op.tag, revision, now)
         self.writes[key] = new
         if old is None or old.owner != owner or len(old.value) != change.size:
             self._account(old, new)
-        self._record(batch, revision, [change], digest, [None])
+        self._record(batch, Stored(revision, now, batch.actor, [change], batch.request_id))
         return Receipt(revision, now, [None])
 
-    def _accept(self, step: _Step, results: list[Result], digest: str) -> Receipt:
+    def _accept(self, step: _Step, results: list[Result]) -> Receipt:
         if self._due or step.expired:
             self._sweep(step.expired)
         batch = step.batch
-        if step.changes or (digest and batch.operations):
+        asks = batch.request_id is not None
+        if step.changes or (asks and batch.operations):
             self.revision = step.revision
             self.last_id = step.last_id
-            self._record(batch, step.revision, step.changes, digest, copied(results))
+            stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id)
+            if asks:  # a repeated request may ask for the results
+                stored = msgspec.structs.replace(stored, digest=digest_of(batch), results=copied(results))
+            self._record(batch, stored)
         elif step.writes:
             self.touched = True
         if step.writes:
@@ -194,9 +209,8 @@ class Group:
             self._account(old, new)
         return Receipt(self.revision, self.now, results)
 
-    def _record(self, batch: Batch, revision: int, changes: list[Change], digest: str, results: list[Result]) -> None:
-        """Add the batch's commit to the feed, with its results if a repeated request may ask for them."""
-        stored = Stored(revision, self.now, batch.actor, changes, batch.request_id, digest, results if digest else [])
+    def _record(self, batch: Batch, stored: Stored) -> None:
+        """Add the batch's commit to the feed."""
         self.commits.append(stored)
         if not batch.fresh and batch.request_id is not None:
             self._requests[batch.actor, batch.request_id] = stored

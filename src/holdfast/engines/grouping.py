@@ -1,23 +1,35 @@
 """Group commit: what arrives while one commit is under way is committed as one.
 
-A queue of batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
+`CommitQueue` holds batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
 everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. A caller
 that was cancelled before its batch was taken is left out; one that is cancelled later just does not hear the answer.
+
+`Turns` says when, for an engine with one connection that writes. The first batch to come asks for the loop's next step,
+so that whoever is ready may queue up too; the engine then begins whatever comes next, on the loop or in the one thread
+that may have the connection. A task that was alone the last time commits at once, without the queue, and steps back
+every STEP_BACK_S so that others get to run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Final
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.engine import Batch, Receipt
 from holdfast.errors import Unavailable
 
+T = TypeVar("T")
+
 GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+STEP_BACK_S: Final = 0.002
+"""How long a lone writer may go on without letting other tasks run."""
 
 
 class Waiting(msgspec.Struct, eq=False):
@@ -32,42 +44,41 @@ class Waiting(msgspec.Struct, eq=False):
 
 
 class CommitQueue:
-    """Batches that wait to be committed. Every item is taken once, by the writer or by `refuse_all`, in whichever thread."""
+    """Batches that wait to be committed. They are added on the loop, and each is taken once, in whichever thread."""
 
     def __init__(self) -> None:
-        self._items: list[Waiting] = []
+        self._items: deque[Waiting] = deque()
         self._taking = threading.Lock()
-        self.bytes = 0
+        self._added = self._taken = 0
+        """Bytes; one is written by who adds, the other by who takes."""
 
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def bytes(self) -> int:
+        return self._added - self._taken
+
     def add(self, item: Waiting) -> None:
-        with self._taking:
-            self._items.append(item)
-            self.bytes += item.size
+        self._added += item.size
+        self._items.append(item)
 
     def take_group(self) -> list[Waiting]:
         """The oldest batches: of one durability, bounded in number and bytes."""
+        group: list[Waiting] = []
+        count, size, durability = 0, 0, ""
         with self._taking:
-            count, size = self._group()
-            group, self._items = self._items[:count], self._items[count:]
-            self.bytes -= size
-        return [item for item in group if item.reply is None or not item.reply.cancelled()]
-
-    def _group(self) -> tuple[int, int]:
-        """How many batches the next group has, and their bytes."""
-        items = self._items
-        fits = len(items) <= GROUP_BATCHES_MAX and self.bytes <= GROUP_BYTES_MAX
-        if fits and len({item.durability for item in items}) <= 1:
-            return len(items), self.bytes
-        size = 0
-        for count, item in enumerate(items):
-            full = count == GROUP_BATCHES_MAX or size + item.size > GROUP_BYTES_MAX
-            if count and (full or item.durability != items[0].durability):
-                return count, size
-            size += item.size
-        return len(items), size
+            items = self._items
+            while items and count < GROUP_BATCHES_MAX:
+                item = items[0]
+                if count and (size + item.size > GROUP_BYTES_MAX or item.durability != durability):
+                    break
+                items.popleft()
+                count, size, durability = count + 1, size + item.size, item.durability
+                if item.reply is None or not item.reply.cancelled():
+                    group.append(item)
+            self._taken += size
+        return group
 
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""
@@ -85,7 +96,82 @@ def answer(items: list[Waiting]) -> None:
         outcome, reply = item.outcome, item.reply
         if reply is None or reply.done():
             continue
-        if isinstance(outcome, Receipt):
+        if type(outcome) is Receipt:
             reply.set_result(outcome)
         else:
-            reply.set_exception(outcome or Unavailable("the batch was not committed"))
+            reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
+
+
+class Turns:
+    """Whose turn it is to use the one connection that writes.
+
+    `begin` starts what comes next, in a step of the loop in which no thread has the connection. `at_once` commits a batch
+    there and then and leaves its outcome in it, or says False: it is to wait in the queue.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], None], at_once: Callable[[Waiting], bool]) -> None:
+        self.queue = CommitQueue()
+        self.in_thread: asyncio.Future[Any] | None = None
+        self._begin = begin
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._asked = False
+        self._first: asyncio.Task[Any] | None = None
+        self._alone: asyncio.Task[Any] | None = None
+        self._stepped_back_at = 0.0
+
+    async def commit(self, item: Waiting) -> Receipt:
+        """Queue a batch that `check_batch` has accepted, or commit it at once, and wait for what becomes of it."""
+        if not self._asked:
+            self._first = task = asyncio.current_task()
+            if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
+                if type(item.outcome) is Receipt:
+                    return item.outcome
+                raise item.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
+        return await self.submit(item)
+
+    def submit(self, item: Waiting) -> asyncio.Future[Receipt]:
+        """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
+        item.reply = reply = self._loop.create_future()
+        self.queue.add(item)
+        if not self._asked:
+            self.ask()
+        return reply
+
+    def ask(self) -> None:
+        """Begin what comes next in the loop's next step, or as soon as the thread is done."""
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        if self.in_thread is not None:
+            return  # it asks again when it is done
+        self._asked = False
+        self._stepped_back_at = self._loop.time()
+        self._alone = self._first if len(self.queue) == 1 else None
+        self._first = None
+        self._begin()
+        if self.queue:
+            self.ask()
+
+    def start_thread(self, work: Callable[[], T], then: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """Let the thread have the connection; until it is done, batches wait in the queue. `then` runs on the loop."""
+
+        def done(future: asyncio.Future[T]) -> None:
+            self.in_thread, self._asked = None, False
+            if then is not None:
+                then(future.result())
+            self.ask()
+
+        self._asked = True
+        self.in_thread = running = self._loop.run_in_executor(self._threads, work)
+        running.add_done_callback(done)
+        return running
+
+    async def close(self) -> None:
+        """Finish what was accepted."""
+        while self.queue or self.in_thread is not None:
+            await (asyncio.wait([self.in_thread]) if self.in_thread is not None else asyncio.sleep(0))
+        self._threads.shutdown()

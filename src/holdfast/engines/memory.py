@@ -56,6 +56,10 @@ class MemoryEngine:
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         check_batch(batch)
+        return self.write(space, batch)
+
+    def write(self, space: str, batch: Batch) -> Receipt:
+        """What `commit` does with a batch that was checked, at once."""
         home = self._find(space) or self._made(space)
         group = Group(home, self._clock.now_ms())
         receipt = group.evaluate(batch)
@@ -248,8 +252,13 @@ class Space:
     # --- writing ---
 
     def apply(self, group: Group) -> None:
+        entries = self.entries
         for key, entry in group.writes.items():
-            self.store(key, entry)
+            old = entries.get(key)
+            if old is None or entry is None or old.expires_at is not None or entry.expires_at is not None:
+                self.store(key, entry)
+            else:
+                entries[key] = entry
         for (owner, subspace), (keys, size) in group.usage.items():
             self.charge(owner, subspace, keys, size)
         self.revision, self.last_id = group.revision, group.last_id

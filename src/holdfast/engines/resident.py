@@ -47,7 +47,7 @@ from holdfast.engines import sqlite_doctor
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import Waiting
 from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.resident_commit import Done, GroupCommit, Moved
+from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import Bells, ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
@@ -125,17 +125,31 @@ class ResidentEngine:
     # --- commits ---
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
+        item = self._checked(space, batch)
+        return item if isinstance(item, Receipt) else await self._commits.commit(item)
+
+    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
+        """`commit` for a server (`engine.Submits`): no coroutine, no task."""
+        item = self._checked(space, batch)
+        if isinstance(item, Waiting):
+            return self._commits.submit(item)
+        reply: asyncio.Future[Receipt] = self._loop.create_future()
+        reply.set_result(item)
+        return reply
+
+    def _checked(self, space: str, batch: Batch) -> Waiting | Receipt:
+        """A batch for the queue; or the receipt, if the space is volatile."""
         size = check_batch(batch)
         home = self._spaces.get(space)
         if home is None or self._closed:
             self._check_usable()
-        elif home.durability == "volatile":
-            return await self._volatile.commit(space, batch)
-        item = Waiting(space, "sync" if home is None else home.durability, batch, size)
-        try:
-            return await self._commits.commit(item)
-        except Moved:
-            return await self.commit(space, batch)
+            return Waiting(space, "sync", batch, size)
+        if home.durability == "volatile":
+            return self._volatile.write(space, batch)
+        return Waiting(space, home.durability, batch, size)
+
+    def write_volatile(self, space: str, batch: Batch) -> Receipt:
+        return self._volatile.write(space, batch)
 
     def home_of(self, space: str) -> ResidentSpace:
         """The space to evaluate batches on; one that does not exist goes on where one of that name was dropped."""

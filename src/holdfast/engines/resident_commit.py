@@ -23,17 +23,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.engine import Receipt
+from holdfast.engine import Batch, Receipt
 from holdfast.engines.evaluation import Group
-from holdfast.engines.grouping import CommitQueue, Waiting, answer
+from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.resident_file import Opened
 from holdfast.engines.resident_log import Log
 from holdfast.engines.resident_space import ResidentSpace
@@ -41,20 +40,12 @@ from holdfast.engines.sqlite_file import FileLock, in_doubt, translate
 from holdfast.engines.sqlite_rows import Writer
 from holdfast.errors import Error, OutcomeUnknown, Unavailable
 
-T = TypeVar("T")
-
 INLINE_COMMIT_S: Final = 0.001
 """Where a COMMIT usually takes longer than this, it runs in a thread; handing over costs a fifth of it."""
 INLINE_BYTES_MAX: Final = 512 * 1024
 """The COMMIT of a group with more bytes than this runs in a thread."""
 PROBE_EVERY: Final = 256
 """One COMMIT of so many runs on the loop, to see how long it takes by now."""
-STEP_BACK_S: Final = 0.002
-"""How long a lone writer may go on without letting other tasks run."""
-
-
-class Moved(Exception):
-    """The space was dropped and made anew, with another durability, while the batch waited."""
 
 
 class Done(NamedTuple):
@@ -92,6 +83,10 @@ class Keeping(Protocol):
         """Show what is in the file now."""
         ...
 
+    def write_volatile(self, space: str, batch: Batch) -> Receipt:
+        """Commit to a space that is in no file."""
+        ...
+
     def fail(self, reason: str) -> None:
         """Show nothing any more."""
         ...
@@ -111,96 +106,57 @@ class GroupCommit:
         self._writer, self._write = opened.link
         self._data_version = opened.data_version
         self._synchronous = "sync"
-        self._queue = CommitQueue()
+        self._turns = Turns("holdfast-resident", self._begin_next, self._commit_at_once)
+        self.commit, self.submit = self._turns.commit, self._turns.submit
         self._jobs: deque[_Job] = deque()
-        self._scheduled = False
-        self._in_thread: asyncio.Future[Any] | None = None
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-resident")
-        self._alone: asyncio.Task[Any] | None = None
-        self._stepped_back_at = 0.0
         self._commit_s = INLINE_COMMIT_S / 10
         self._until_probe = PROBE_EVERY
         self._log = Log(path, self._writer)
-
-    async def commit(self, item: Waiting) -> Receipt:
-        """Queue a batch that `check_batch` has accepted, and wait for what becomes of it."""
-        if self._scheduled:
-            return await self._join(item)
-        return self._commit_alone(item) or await self._commit_for_all(item)
 
     async def administer(self, work: Callable[[], Any], then: Callable[[], None]) -> Any:
         """A transaction of its own, when its turn has come: `work` in the thread, and after COMMIT `then` on the loop."""
         job = _Job(work, then, self._loop.create_future())
         self._jobs.append(job)
-        if not self._scheduled:
-            self._flush()
+        self._turns.ask()
         return await job.reply
 
     async def close(self) -> None:
         """Finish what was accepted, and close the file."""
-        while self._queue or self._jobs or self._in_thread or self._log.folding:
-            running = self._in_thread or self._log.folding
+        while self._jobs or self._log.folding:
+            running = self._turns.in_thread or self._log.folding
             await (asyncio.wait([running]) if running is not None else asyncio.sleep(0))
-        self._threads.shutdown()
+        await self._turns.close()
         self._log.close()
         with contextlib.suppress(apsw.Error):  # the disk may have failed
             self._writer.close()
 
     # --- whose turn it is ---
 
-    def _commit_alone(self, item: Waiting) -> Receipt | None:
-        """At once, for a writer that was alone the last time too; it steps back often enough to let other tasks run."""
-        if self._alone is None or self._alone is not asyncio.current_task():
-            return None
-        if self._loop.time() - self._stepped_back_at > STEP_BACK_S or not self._is_quick(item.durability, item.size):
-            return None
+    def _commit_at_once(self, item: Waiting) -> bool:
+        """For a writer that was alone the last time too."""
+        if not self._is_quick(item.durability, item.size):
+            return False
         self._commit_inline([item])
-        if isinstance(item.outcome, Receipt):
-            return item.outcome
-        raise item.outcome or Unavailable("the batch was not committed")
+        return True
 
-    def _join(self, item: Waiting) -> asyncio.Future[Receipt]:
-        """Queue up; the reply comes when somebody has committed for all."""
-        item.reply = reply = self._loop.create_future()
-        self._queue.add(item)
-        return reply
-
-    async def _commit_for_all(self, item: Waiting) -> Receipt:
-        """The first to come lets whoever is ready queue up too, and takes them along."""
-        reply = self._join(item)
-        self._scheduled = True
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            reply.cancel()
-            self._loop.call_soon(self._flush)
-            raise
-        self._stepped_back_at = self._loop.time()
-        self._alone = asyncio.current_task() if len(self._queue) == 1 else None
-        self._flush()
-        return await reply
-
-    def _flush(self) -> None:
-        """Begin what comes next: a job, folding the log, or a group of what is queued."""
-        if self._in_thread is not None:
-            return  # the thread comes back here
-        self._scheduled = False
+    def _begin_next(self) -> None:
+        """A job, folding the log, or a group of what is queued."""
         self._log.fold_if_long(self._log_folded)
+        queue = self._turns.queue
         if self._jobs:
             self._run_job(self._jobs.popleft())
         elif self._log.is_folded_but_for_the_rest:
-            self._start_thread(self._log.fold_rest, self._log_folded)
-        elif self._queue:
-            size, items = self._queue.bytes, self._queue.take_group()
+            self._turns.start_thread(self._log.fold_rest, self._log_folded)
+        elif queue:
+            size, items = queue.bytes, queue.take_group()
             if items and self._is_quick(items[0].durability, size):
                 answer(self._commit_inline(items))
             elif items and (done := self._write_group(items)):
-                self._start_thread(self._commit_rows, lambda error: answer(self._settle(items, done, error)))
+                self._turns.start_thread(self._commit_rows, lambda error: answer(self._settle(items, done, error)))
             else:
                 answer(items)
-        if not self._scheduled and (self._queue or self._jobs):
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        if self._jobs:
+            self._turns.ask()
 
     def _is_quick(self, durability: str, size: int) -> bool:
         """Whether a COMMIT is better done on the loop than handed over: it is short, or it must be measured."""
@@ -213,18 +169,6 @@ class GroupCommit:
             return False
         self._until_probe = PROBE_EVERY
         return True
-
-    def _start_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Let the thread have the connection that writes; until it is done, batches wait in the queue."""
-
-        def done(future: asyncio.Future[T]) -> None:
-            self._in_thread = None
-            then(future.result())
-            self._flush()
-
-        self._scheduled = True
-        self._in_thread = running = self._loop.run_in_executor(self._threads, work)
-        running.add_done_callback(done)
 
     # --- a group ---
 
@@ -241,16 +185,13 @@ class GroupCommit:
 
     def _write_group(self, items: list[Waiting]) -> list[Done]:
         """Evaluate a group and write its rows; COMMIT comes next, unless nothing was written. Outcomes are in the items."""
-        by_space: dict[str, list[Waiting]] = {}
-        for item in items:
-            by_space.setdefault(item.space, []).append(item)
         done: list[Done] = []
         try:
             try:
-                done = self._evaluate(by_space, items[0].durability, known_new=True)
+                done = self._evaluate(items, known_new=True)
             except apsw.ConstraintError:  # a request id is not new
                 self._rollback()
-                done = self._evaluate(by_space, items[0].durability, known_new=False)
+                done = self._evaluate(items, known_new=False)
         except BaseException as exc:  # whoever waits must hear of it
             outcome = translate(self._path, exc) if isinstance(exc, apsw.Error) else exc
             for item in items:
@@ -259,29 +200,30 @@ class GroupCommit:
             self._rollback()
         return done
 
-    def _evaluate(self, by_space: dict[str, list[Waiting]], durability: str, *, known_new: bool) -> list[Done]:
+    def _evaluate(self, items: list[Waiting], *, known_new: bool) -> list[Done]:
         self.check()
         now = self._clock.now_ms()
-        groups: list[tuple[ResidentSpace, Group]] = []
-        for name, items in by_space.items():
-            home = self._keeping.home_of(name)
-            if home.exists and home.durability != durability:
-                for item in items:
-                    item.outcome = Moved()
-                continue
-            group = Group(home, now)
-            for item in items:
-                try:
-                    item.outcome = group.evaluate(item.batch, known_new=known_new)
-                except Error as exc:
-                    item.outcome = exc
-            if not group.empty:
-                groups.append((home, group))
-        if not groups:
+        groups: dict[str, tuple[ResidentSpace, Group]] = {}
+        for item in items:
+            known = groups.get(item.space)
+            if known is None:
+                home = self._keeping.home_of(item.space)
+                known = groups[item.space] = home, Group(home, now)
+            try:
+                if known[0].durability == "volatile" and known[0].exists:  # made anew while the batch waited
+                    item.outcome = self._keeping.write_volatile(item.space, item.batch)
+                else:
+                    item.outcome = known[1].evaluate(item.batch, known_new=known_new)
+            except Error as exc:
+                item.outcome = exc
+        written = [(home, group) for home, group in groups.values() if not group.empty]
+        if not written:
             return []
-        self._begin(durability)
+        # The strictest that any of them asks for; one may have been made anew while its batch waited.
+        relaxed = all(home.exists and home.durability == "async" for home, _ in written)
+        self._begin("async" if relaxed else "sync")
         done: list[Done] = []
-        for home, group in groups:
+        for home, group in written:
             home.look_at(group)
             done.append(Done(home, group, self.rows.group(home, group, requests_are_new=known_new)))
         return done
@@ -363,7 +305,7 @@ class GroupCommit:
         except (apsw.Error, Error) as exc:
             done(_Outcome(refusal=exc))
         else:
-            self._start_thread(run, done)
+            self._turns.start_thread(run, done)
 
     # --- failure ---
 
@@ -394,7 +336,7 @@ class GroupCommit:
         with contextlib.suppress(apsw.Error):
             if self._writer.in_transaction:
                 self._write("ROLLBACK")
-        self._queue.refuse_all(reason)
+        self._turns.queue.refuse_all(reason)
         self._keeping.fail(reason)
 
     def _log_folded(self, error: apsw.Error | None) -> None:
@@ -402,4 +344,4 @@ class GroupCommit:
         if error is not None and not isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
             self._fail(f"writing to {self._path} failed ({error}); check the disk and open the store again")
         elif self._log.is_folded_but_for_the_rest:
-            self._flush()
+            self._turns.ask()

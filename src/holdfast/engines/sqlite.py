@@ -27,9 +27,8 @@ import contextlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import apsw
 import msgspec
@@ -52,7 +51,7 @@ from holdfast.engine import (
 from holdfast.engines import sqlite_doctor
 from holdfast.engines.evaluation import Group
 from holdfast.engines.feed import follow
-from holdfast.engines.grouping import CommitQueue, Waiting, answer
+from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite_feed import SqliteFeed
 from holdfast.engines.sqlite_file import (
@@ -81,12 +80,8 @@ from holdfast.errors import Error, InvalidInput, OutcomeUnknown, Unavailable
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
-STEP_BACK_S: Final = 0.002
-"""How long a lone writer may go on without letting other tasks run."""
 INLINE_BYTES_MAX: Final = 512 * 1024
 """A group with more bytes than this is written in a thread."""
-COMPACT_ROWS: Final = 64
-"""Feed rows removed per transaction."""
 
 T = TypeVar("T")
 _UNCLEAR: Final = (None,)
@@ -157,12 +152,7 @@ class SqliteEngine:
         self._homes: dict[str, _Home] = {}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
-        self._queue = CommitQueue()
-        self._scheduled = False
-        self._alone: asyncio.Task[Any] | None = None
-        self._stepped_back_at = 0.0
-        self._in_thread: asyncio.Future[Any] | None = None
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sqlite")
+        self._turns = Turns("holdfast-sqlite", self._commit_next, self._commit_at_once)
         self._failed: str | None = None
         self._closed = False
         self._bell = Bell(path, lambda: int(self._reader.pragma("data_version")))
@@ -179,90 +169,45 @@ class SqliteEngine:
                 return await self._volatile.commit(space, batch)
         item = Waiting(space, "sync" if home is None else home.durability, batch, size)
         try:
-            if self._scheduled:
-                return await self._join(item)
-            return self._commit_alone(item) or await self._commit_for_all(item)
+            return await self._turns.commit(item)
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
 
-    def _commit_alone(self, item: Waiting) -> Receipt | None:
-        """At once, for a writer that was alone the last time too; it steps back often enough to let other tasks run."""
-        if self._alone is None or self._alone is not asyncio.current_task():
-            return None
-        if self._loop.time() - self._stepped_back_at > STEP_BACK_S or item.size > INLINE_BYTES_MAX:
-            return None
-        if not self._lock.try_acquire():
-            return None
+    def _commit_at_once(self, item: Waiting) -> bool:
+        """For a writer that was alone the last time too."""
+        if item.size > INLINE_BYTES_MAX or not self._lock.try_acquire():
+            return False
         self._commit_and_release([item])
         self._bell.wake()
-        if isinstance(item.outcome, Receipt):
-            return item.outcome
-        raise item.outcome or Unavailable("the batch was not committed")
+        return True
 
-    def _join(self, item: Waiting) -> asyncio.Future[Receipt]:
-        """Queue up; the reply comes when somebody has committed for all."""
-        item.reply = reply = self._loop.create_future()
-        self._queue.add(item)
-        return reply
-
-    async def _commit_for_all(self, item: Waiting) -> Receipt:
-        """The first to come lets whoever is ready queue up too, and takes them along."""
-        reply = self._join(item)
-        self._scheduled = True
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            reply.cancel()
-            self._loop.call_soon(self._flush)
-            raise
-        self._stepped_back_at = self._loop.time()
-        self._alone = asyncio.current_task() if len(self._queue) == 1 else None
-        self._flush()
-        return await reply
-
-    def _flush(self) -> None:
+    def _commit_next(self) -> None:
         """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread."""
-        if self._in_thread is not None:
-            return  # `_thread_done` comes back here
-        self._scheduled = False
-        if not self._queue:
+        queue = self._turns.queue
+        if not queue:
             return
         have_lock = self._lock.try_acquire()
-        if have_lock and self._queue.bytes <= INLINE_BYTES_MAX:
-            self._answer(self._commit_and_release(self._queue.take_group()))
-            if self._queue and not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._flush)
+        if have_lock and queue.bytes <= INLINE_BYTES_MAX:
+            self._answer(self._commit_and_release(queue.take_group()))
         elif have_lock:
-            self._start_thread(self._commit_in_thread)
+            self._turns.start_thread(self._commit_in_thread)
         elif (owner := self._lock.owner()) is not None:
-            self._queue.refuse_all(f"process {owner} has {self._path} for itself; connect to it. Nothing was changed")
+            queue.refuse_all(f"process {owner} has {self._path} for itself; connect to it. Nothing was changed")
         else:
             giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
-            self._start_thread(self._wait_and_commit).add_done_callback(lambda _: giving_up.cancel())
-
-    def _start_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Let the writing thread do a job; until it is done, batches wait in the queue."""
-        self._scheduled = True
-        self._in_thread = running = self._loop.run_in_executor(self._threads, job)
-        running.add_done_callback(self._thread_done)
-        return running
-
-    def _thread_done(self, _: object) -> None:
-        self._in_thread = None
-        self._flush()
+            self._turns.start_thread(self._wait_and_commit).add_done_callback(lambda _: giving_up.cancel())
 
     def _wait_and_commit(self) -> None:
         self._lock.acquire()
         self._commit_in_thread()
 
     def _commit_in_thread(self) -> None:
-        done = self._commit_and_release(self._queue.take_group())
+        done = self._commit_and_release(self._turns.queue.take_group())
         self._loop.call_soon_threadsafe(self._answer, done)
 
     def _give_up(self) -> None:
-        self._queue.refuse_all(
+        self._turns.queue.refuse_all(
             f"another process has held the lock of {self._path} for {LOCK_WAIT_S} s, as if it had been stopped; "
             "nothing was changed"
         )
@@ -379,7 +324,7 @@ class SqliteEngine:
         home = self._homes.get(space)
         if home is not None and len(keys) == 1 and home.durability != "volatile":
             # The usual read: one small entry that does not expire. A key that is found is a valid one.
-            execute = self._write if self._in_thread is None else self._read_beside
+            execute = self._write if self._turns.in_thread is None else self._read_beside
             try:
                 row = execute(GET, (home.id, keys[0])).get
             except (apsw.Error, TypeError, UnicodeError):
@@ -426,7 +371,7 @@ class SqliteEngine:
 
     def _reading(self) -> Execute:
         """How to read now. The connection that writes has what it wrote in its cache, so it reads too, unless the thread has it."""
-        return self._write if self._in_thread is None else self._read_beside
+        return self._write if self._turns.in_thread is None else self._read_beside
 
     def _is_outdated(self) -> bool:
         """Whether another connection has committed since the last time this was asked."""
@@ -537,9 +482,9 @@ class SqliteEngine:
                 self._states.clear()
                 return self._transaction(work)
 
-        while self._in_thread is not None:
-            await asyncio.wait([self._in_thread])
-        answer = await asyncio.shield(self._start_thread(run))
+        while (running := self._turns.in_thread) is not None:
+            await asyncio.wait([running])
+        answer = await asyncio.shield(self._turns.start_thread(run))
         self._bell.wake()
         return answer
 
@@ -568,15 +513,10 @@ class SqliteEngine:
     async def close(self) -> None:
         if self._closed:
             return
-        while self._queue or self._in_thread is not None:
-            if self._in_thread is not None:
-                await asyncio.wait([self._in_thread])
-            else:
-                await asyncio.sleep(0)
+        await self._turns.close()
         self._closed = True
         self._homes.clear()
         await self._volatile.close()
-        self._threads.shutdown()
         self._bell.close()
         self._reader.close()
         self._writer.close()
