@@ -80,7 +80,7 @@ class Asked(msgspec.Struct, eq=False):
     """A request that waits for its answer."""
 
     first: bytes
-    again: bytes | None
+    again: Callable[[int], Message] | None
     """How it is said again; None: it cannot be."""
     answer: asyncio.Future[Any]
     deadline: float
@@ -197,8 +197,7 @@ class Client:
             raise InvalidInput(
                 f"the request has {len(first):,} bytes; the keeper takes {self._frame_bytes_max:,}. Send less at once"
             )
-        repeat = None if again is None else first if again is make else frame(again(id))
-        asked = Asked(first, repeat, self._loop.create_future(), 0.0, request_id, reading=reading)
+        asked = Asked(first, again, self._loop.create_future(), 0.0, request_id, reading=reading)
         self._asked[id] = asked
         if self._line is not None:
             asked.sent = True
@@ -279,8 +278,8 @@ class Client:
         self._in_flight_max, self._frame_bytes_max = welcome.in_flight_max, welcome.frame_bytes_max
         self._line = line
         self._room.set()
-        for asked in self._asked.values():
-            line.write(asked.again or asked.first if asked.sent else asked.first)
+        for id, asked in self._asked.items():
+            line.write(frame(asked.again(id)) if asked.sent and asked.again is not None else asked.first)
             asked.sent = True
         for follower in self._followers.values():
             line.write(follower.asked())
