@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from hmac import compare_digest
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from holdfast.engine import Batch, ChangeSet, Engine, Put
 from holdfast.identity import Identity, Secret, hidden
 from holdfast.layers.audit import Audit
 from holdfast.layers.settings import SYSTEM_SPACE
-from holdfast.layers.tokens import REFUSAL, TokenBook, Tokens
+from holdfast.layers.tokens import REFUSAL, Token, TokenBook, Tokens, _Known
 from holdfast.middleware.wrapper import Wrapper
 
 DEADLINE_S = 20.0
@@ -351,6 +352,22 @@ async def test_wrong_attempts_leave_nothing_behind(book: TokenBook, tokens: Toke
         assert refused(book, f"{text}{number}")
     assert dict(vars(book)) == before
     assert len(book) == 1
+
+
+def test_an_unknown_id_costs_the_same_comparison_as_a_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, two: bytes) -> bool:
+        compared.append((len(one), len(two)))
+        return compare_digest(one, two)
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    book = TokenBook(None, ManualClock())  # type: ignore[arg-type]
+    token = Token("a" * 16, "worker", "contoso", "agent", 0, None, "boss")
+    book._known[token.id] = _Known(token, bytes(31) + b"x", token.identity)
+    for id in (token.id, "b" * 16):
+        assert refused(book, f"hf_{id}_{'c' * 52}")
+    assert compared == [(32, 32), (32, 32)]
 
 
 # --- nothing gives a token away ---
