@@ -265,10 +265,12 @@ class PolicedEngine:
         self._check_watch(space, prefixes)
         self._charge(1, space, "Watch", prefixes[0] if prefixes else "")
         seen = prefixes if prefixes or self._admin else readable(self._verbs)
+        rules = self._rules
         async for commit in self._inner.watch(space, *seen, cursor=cursor, live=live):
-            if self._rules is not self._policy.rules:
-                self._apply(self._policy.rules)
+            if rules is not self._policy.rules:
+                self._renew()
                 self._check_watch(space, seen)
+                rules = self._rules
             yield commit
 
     def _check_watch(self, space: str, prefixes: tuple[str, ...]) -> None:
