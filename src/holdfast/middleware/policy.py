@@ -22,8 +22,6 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn
 
-import msgspec
-
 from holdfast.clock import Clock
 from holdfast.engine import (
     SYSTEM_ACTOR,
@@ -116,6 +114,7 @@ class PolicedEngine:
         self._agent = identity.agent
         self._home = identity.space
         self._admin = identity.role == "admin"
+        self._orchestrator = identity.role == "orchestrator"
         self._apply(policy.rules)
 
     def _apply(self, rules: Rules) -> None:
@@ -190,30 +189,38 @@ class PolicedEngine:
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""
-        check_batch(batch)
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
+        try:
+            claimed = self._check(space, batch)
+        except (AttributeError, TypeError):
+            check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
+            raise
+        tokens = max(len(batch.operations), len(batch.conditions), 1)
+        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
+            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
+        if claimed.conditions:
+            conditions = batch.conditions + claimed.conditions
+            batch = Batch(batch.actor, batch.operations, conditions, batch.request_id, batch.fresh)
+        return await self._within_quota(space, batch, claimed)
+
+    def _check(self, space: str, batch: Batch) -> Claims:
+        """Every verb of the batch, and whom it writes for; gives what ownership adds to it."""
         verbs = self._verbs
         for verb, key in demands(batch):
             if verb not in verbs:
                 self._deny_verb(space, verb, key)
         for op in batch.operations:
-            if isinstance(op, Put) and op.owner is not None and op.owner != self._agent:
+            if type(op) is Put and op.owner is not None and op.owner != self._agent:
                 self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
         try:
-            claimed = claims(batch, orchestrator=self.identity.role == "orchestrator")
+            return claims(batch, orchestrator=self._orchestrator)
         except Misplaced as misplaced:
             self._deny(space, _verb_of(batch), misplaced.key, f"{shown(misplaced.key)} cannot be written: {misplaced}")
-        tokens = max(len(batch.operations), len(batch.conditions), 1)
-        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
-            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
-        if claimed.conditions:
-            batch = msgspec.structs.replace(batch, conditions=batch.conditions + claimed.conditions)
-        return await self._within_quota(space, batch, claimed)
 
     async def _within_quota(self, space: str, batch: Batch, claimed: Claims) -> Receipt:
         try:
@@ -381,11 +388,11 @@ def _verb_of(batch: Batch) -> str:
     """What a batch is, in one word, for those who are told that it was refused."""
     if len(batch.operations) > 1:
         return "Transaction"
-    return next((demand.verb for demand in reversed(list(demands(batch)))), "Set")
+    return next((verb for verb, _ in reversed(demands(batch))), "Set")
 
 
 def _key_of(batch: Batch) -> str:
-    return next((demand.key for demand in reversed(list(demands(batch)))), "")
+    return next((key for _, key in reversed(demands(batch))), "")
 
 
 def _why_not_ours(conflict: Conflict, key: str) -> str:
