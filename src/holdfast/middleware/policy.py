@@ -27,6 +27,7 @@ from holdfast.engine import (
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
+    Condition,
     Durability,
     Engine,
     Entry,
@@ -50,9 +51,8 @@ from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
     ADMIN,
-    NO_CLAIMS,
-    Claims,
     Misplaced,
+    claimed,
     claims,
     demands,
     readable,
@@ -144,16 +144,18 @@ class PolicedEngine:
             and type(op := operations[0]) is Put
             and not batch.conditions
             and op.owner is None
-            and op.key[:8] == "records/"
+            and type(key := op.key) is str
+            and key[:8] == "records/"
+            and type(op.value) is bytes
             and batch.actor == self._agent
             and space == self._home
         ):
             # One Put of a record, what is sent most: the same checks as below, without looking anything up.
             if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-                self._refuse_rate(1, wait_ms, space, "Set", op.key)
+                self._refuse_rate(1, wait_ms, space, "Set", key)
             size = len(op.value)
             book = self._books.get(space)
-            amount = size + len(op.key)
+            amount = size + len(key)
             if (
                 book is not None
                 and (account := book.accounts.get(self._agent)) is not None
@@ -162,7 +164,7 @@ class PolicedEngine:
                 and account.gate is None
                 and book.base + book.begun + amount <= self._bytes_max
                 and account.base + account.begun < self._keys_max
-                and op.key.isascii()
+                and key.isascii()
             ):
                 book.begun += amount
                 book.pending += amount
@@ -184,7 +186,7 @@ class PolicedEngine:
                     if book.drained is not None or account.drained is not None:
                         landed(book)
                         landed(account)
-            return await self._within_quota(space, batch, NO_CLAIMS)
+            return await self._within_quota(space, batch, ())
         return await self._commit(space, batch)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
@@ -192,23 +194,22 @@ class PolicedEngine:
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
+            check_batch(batch)
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
         try:
-            claimed = self._check(space, batch)
+            conditions = self._check(space, batch)
         except (AttributeError, TypeError):
             check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
             raise
-        tokens = max(len(batch.operations), len(batch.conditions), 1)
-        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
-            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
-        if claimed.conditions:
-            conditions = batch.conditions + claimed.conditions
-            batch = Batch(batch.actor, batch.operations, conditions, batch.request_id, batch.fresh)
-        return await self._within_quota(space, batch, claimed)
+        if self._bucket is not None:
+            tokens = max(len(batch.operations), len(batch.conditions), 1)
+            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms()):
+                self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
+        return await self._within_quota(space, batch, conditions)
 
-    def _check(self, space: str, batch: Batch) -> Claims:
+    def _check(self, space: str, batch: Batch) -> tuple[Condition, ...]:
         """Every verb of the batch, and whom it writes for; gives what ownership adds to it."""
         verbs = self._verbs
         for verb, key in demands(batch):
@@ -222,14 +223,19 @@ class PolicedEngine:
         except Misplaced as misplaced:
             self._deny(space, _verb_of(batch), misplaced.key, f"{shown(misplaced.key)} cannot be written: {misplaced}")
 
-    async def _within_quota(self, space: str, batch: Batch, claimed: Claims) -> Receipt:
+    async def _within_quota(self, space: str, batch: Batch, conditions: tuple[Condition, ...]) -> Receipt:
+        """Commit it, with the conditions that ownership adds."""
+        sent = batch
+        if conditions:
+            together = batch.conditions + conditions
+            sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
         try:
-            return await self._policy.quotas.commit(space, batch, self._grant.quota)
+            return await self._policy.quotas.commit(space, sent, self._grant.quota)
         except QuotaExceeded as exc:
             self._tell(exc, space, _verb_of(batch), _key_of(batch))
             raise
         except Conflict as conflict:
-            if (conflict.condition, conflict.key) not in claimed.added:
+            if not claimed(conflict, batch, conditions):
                 raise
             key = conflict.key or ""
             denied = AccessDenied(_why_not_ours(conflict, key))

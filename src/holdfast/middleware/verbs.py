@@ -18,7 +18,8 @@ rule can give. A new capability adds its line here.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -36,6 +37,7 @@ from holdfast.engine import (
     Take,
     Touch,
 )
+from holdfast.errors import Conflict
 
 VERBS: Final = (
     "Get",
@@ -100,23 +102,12 @@ Demand: TypeAlias = tuple[str, str]
 """A verb, and the key it is needed for."""
 
 
-class Claims(NamedTuple):
-    """Conditions that ownership adds to a batch, and which of them the client did not ask for itself."""
-
-    conditions: tuple[Condition, ...]
-    added: frozenset[tuple[str, str]]
-    """By the names that Conflict has for them: condition and key."""
-
-
 class Misplaced(Exception):
     """An operation that cannot be right in its subspace, whoever sends it; `key` is where."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
         self.key = key
-
-
-NO_CLAIMS: Final = Claims((), frozenset())
 
 
 def territory_of(key: str) -> Territory:
@@ -174,34 +165,40 @@ def _verb(territory: Territory, kind: type[Operation]) -> str:
     return territory.increment
 
 
-def claims(batch: Batch, *, orchestrator: bool) -> Claims:
+def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     """What must hold for the batch to change nothing that is another's. Misplaced when it never can."""
-    conditions: dict[tuple[str, str], Condition] | None = None
+    conditions: list[Condition] = []
     for op in batch.operations:
         kind = type(op)
         if kind is Take:
             continue  # only where everybody may take
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
         territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
-        if territory.ownership == "free" or (orchestrator and territory.orchestrated):
+        ownership = territory.ownership
+        if ownership == "free" or (orchestrator and territory.orchestrated):
             continue
-        if conditions is None:
-            conditions = {}
         if territory.elements and (kind is Push or kind is Put):
             if kind is Push and key.count("/") != territory.elements:
                 raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
             if op.ttl_ms is None:  # type: ignore[union-attr]
                 raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
-        if territory.ownership == "once":
-            conditions["absent", key] = Absent(key)
+        if ownership == "once":
+            conditions.append(Absent(key))
         elif kind is not Push:
-            conditions["mine", key] = Mine(key)
-            if territory.ownership == "line" and (kind is Put or kind is Increment):
-                conditions["present", key] = Present(key)
-    if not conditions:
-        return NO_CLAIMS
-    asked = {(name, each.key) for each in batch.conditions if (name := _names.get(type(each)))}
-    return Claims(tuple(conditions.values()), frozenset(conditions) - asked)
+            conditions.append(Mine(key))
+            if ownership == "line" and (kind is Put or kind is Increment):
+                conditions.append(Present(key))
+    return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
 
 
-_names: Final[dict[type, str]] = {Absent: "absent", Present: "present"}
+_NAMED: Final[dict[str, Callable[[str], Condition]]] = {"mine": Mine, "absent": Absent, "present": Present}
+"""As Conflict calls them."""
+
+
+def claimed(conflict: Conflict, batch: Batch, conditions: tuple[Condition, ...]) -> bool:
+    """Whether what refused the batch is one of the conditions that were added to it, and none that its sender asked for."""
+    make = _NAMED.get(conflict.condition or "")
+    if make is None or conflict.key is None:
+        return False
+    refused = make(conflict.key)
+    return refused in conditions and (conflict.condition == "mine" or refused not in batch.conditions)
