@@ -28,7 +28,7 @@ class Growth(NamedTuple):
 
     @property
     def none(self) -> bool:
-        return self.bytes <= 0 and all(count <= 0 for count in self.keys.values())
+        return self.bytes <= 0 and not any(count > 0 for count in self.keys.values())
 
 
 def totals(usage: Iterable[Usage], owner: str) -> tuple[int, int]:
@@ -46,30 +46,33 @@ def at_worst(batch: Batch) -> Growth:
     """As if nothing of what is written were there yet, and nothing were removed."""
     size = largest = 0
     keys: dict[str, int] = {}
-
-    def add(key: str, bytes: int, owner: str, count: int = 1) -> None:
-        nonlocal size
-        subspace = key.partition("/")[0]
-        if subspace not in UNCOUNTED:
-            size += bytes
-            if subspace not in WITHOUT_KEYS:
-                keys[owner] = keys.get(owner, 0) + count
-
     for op in batch.operations:
-        if isinstance(op, Put):
-            add(op.key, _length(op.key) + len(op.value), op.owner or batch.actor)
-            largest = max(largest, len(op.value))
-        elif isinstance(op, Push):
-            add(op.prefix, _length(op.prefix) + ID_DIGITS + len(op.value), batch.actor)
-            largest = max(largest, len(op.value))
+        kind, count, owner = type(op), 1, batch.actor
+        if kind is Put:
+            key, added = op.key, len(op.value)  # type: ignore[union-attr]
+            largest = max(largest, added)
+            added += _length(key)
+            owner = op.owner or owner  # type: ignore[union-attr]
+        elif kind is Push:
+            key, added = op.prefix, len(op.value)  # type: ignore[union-attr]
+            largest = max(largest, added)
+            added += _length(key) + ID_DIGITS
         elif isinstance(op, Increment):
-            add(op.key, _length(op.key) + NUMBER_BYTES_MAX, batch.actor)
+            key, added = op.key, _length(op.key) + NUMBER_BYTES_MAX
         elif isinstance(op, Take):
-            longer = max(0, _length(op.target) - _length(op.source))
-            add(op.target, op.n * longer, batch.actor, op.n)
+            key, count = op.target, op.n
+            added = count * max(0, _length(op.target) - _length(op.source))
             for counter in (op.source_counter, op.target_counter):
                 if counter is not None:
-                    add(counter, _length(counter) + NUMBER_BYTES_MAX, batch.actor)
+                    size += _length(counter) + NUMBER_BYTES_MAX
+                    keys[owner] = keys.get(owner, 0) + 1
+        else:
+            continue
+        subspace = key.partition("/")[0]
+        if subspace not in UNCOUNTED:
+            size += added
+            if subspace not in WITHOUT_KEYS:
+                keys[owner] = keys.get(owner, 0) + count
     return Growth(size, keys, largest)
 
 

@@ -22,13 +22,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn
 
-import msgspec
-
 from holdfast.clock import Clock
 from holdfast.engine import (
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
+    Condition,
     Durability,
     Engine,
     Entry,
@@ -52,9 +51,8 @@ from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
     ADMIN,
-    NO_CLAIMS,
-    Claims,
     Misplaced,
+    claimed,
     claims,
     demands,
     readable,
@@ -116,6 +114,7 @@ class PolicedEngine:
         self._agent = identity.agent
         self._home = identity.space
         self._admin = identity.role == "admin"
+        self._orchestrator = identity.role == "orchestrator"
         self._apply(policy.rules)
 
     def _apply(self, rules: Rules) -> None:
@@ -145,16 +144,18 @@ class PolicedEngine:
             and type(op := operations[0]) is Put
             and not batch.conditions
             and op.owner is None
-            and op.key[:8] == "records/"
+            and type(key := op.key) is str
+            and key[:8] == "records/"
+            and type(op.value) is bytes
             and batch.actor == self._agent
             and space == self._home
         ):
             # One Put of a record, what is sent most: the same checks as below, without looking anything up.
             if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-                self._refuse_rate(1, wait_ms, space, "Set", op.key)
+                self._refuse_rate(1, wait_ms, space, "Set", key)
             size = len(op.value)
             book = self._books.get(space)
-            amount = size + len(op.key)
+            amount = size + len(key)
             if (
                 book is not None
                 and (account := book.accounts.get(self._agent)) is not None
@@ -163,7 +164,7 @@ class PolicedEngine:
                 and account.gate is None
                 and book.base + book.begun + amount <= self._bytes_max
                 and account.base + account.begun < self._keys_max
-                and op.key.isascii()
+                and key.isascii()
             ):
                 book.begun += amount
                 book.pending += amount
@@ -185,44 +186,56 @@ class PolicedEngine:
                     if book.drained is not None or account.drained is not None:
                         landed(book)
                         landed(account)
-            return await self._within_quota(space, batch, NO_CLAIMS)
+            return await self._within_quota(space, batch, ())
         return await self._commit(space, batch)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""
-        check_batch(batch)
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
+            check_batch(batch)
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
+        try:
+            conditions = self._check(space, batch)
+        except (AttributeError, TypeError):
+            check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
+            raise
+        if self._bucket is not None:
+            tokens = max(len(batch.operations), len(batch.conditions), 1)
+            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms()):
+                self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
+        return await self._within_quota(space, batch, conditions)
+
+    def _check(self, space: str, batch: Batch) -> tuple[Condition, ...]:
+        """Every verb of the batch, and whom it writes for; gives what ownership adds to it."""
         verbs = self._verbs
         for verb, key in demands(batch):
             if verb not in verbs:
                 self._deny_verb(space, verb, key)
         for op in batch.operations:
-            if isinstance(op, Put) and op.owner is not None and op.owner != self._agent:
+            if type(op) is Put and op.owner is not None and op.owner != self._agent:
                 self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
         try:
-            claimed = claims(batch, orchestrator=self.identity.role == "orchestrator")
+            return claims(batch, orchestrator=self._orchestrator)
         except Misplaced as misplaced:
             self._deny(space, _verb_of(batch), misplaced.key, f"{shown(misplaced.key)} cannot be written: {misplaced}")
-        tokens = max(len(batch.operations), len(batch.conditions), 1)
-        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
-            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
-        if claimed.conditions:
-            batch = msgspec.structs.replace(batch, conditions=batch.conditions + claimed.conditions)
-        return await self._within_quota(space, batch, claimed)
 
-    async def _within_quota(self, space: str, batch: Batch, claimed: Claims) -> Receipt:
+    async def _within_quota(self, space: str, batch: Batch, conditions: tuple[Condition, ...]) -> Receipt:
+        """Commit it, with the conditions that ownership adds."""
+        sent = batch
+        if conditions:
+            together = batch.conditions + conditions
+            sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
         try:
-            return await self._policy.quotas.commit(space, batch, self._grant.quota)
+            return await self._policy.quotas.commit(space, sent, self._grant.quota)
         except QuotaExceeded as exc:
             self._tell(exc, space, _verb_of(batch), _key_of(batch))
             raise
         except Conflict as conflict:
-            if (conflict.condition, conflict.key) not in claimed.added:
+            if not claimed(conflict, batch, conditions):
                 raise
             key = conflict.key or ""
             denied = AccessDenied(_why_not_ours(conflict, key))
@@ -265,10 +278,12 @@ class PolicedEngine:
         self._check_watch(space, prefixes)
         self._charge(1, space, "Watch", prefixes[0] if prefixes else "")
         seen = prefixes if prefixes or self._admin else readable(self._verbs)
+        rules = self._rules
         async for commit in self._inner.watch(space, *seen, cursor=cursor, live=live):
-            if self._rules is not self._policy.rules:
-                self._apply(self._policy.rules)
+            if rules is not self._policy.rules:
+                self._renew()
                 self._check_watch(space, seen)
+                rules = self._rules
             yield commit
 
     def _check_watch(self, space: str, prefixes: tuple[str, ...]) -> None:
@@ -379,11 +394,11 @@ def _verb_of(batch: Batch) -> str:
     """What a batch is, in one word, for those who are told that it was refused."""
     if len(batch.operations) > 1:
         return "Transaction"
-    return next((demand.verb for demand in reversed(list(demands(batch)))), "Set")
+    return next((verb for verb, _ in reversed(demands(batch))), "Set")
 
 
 def _key_of(batch: Batch) -> str:
-    return next((demand.key for demand in reversed(list(demands(batch)))), "")
+    return next((key for _, key in reversed(demands(batch))), "")
 
 
 def _why_not_ours(conflict: Conflict, key: str) -> str:

@@ -123,7 +123,7 @@ class Quotas:
     async def commit(self, space: str, batch: Batch, quota: Quota | None) -> Receipt:
         """Commit the batch if it fits; without a quota it fits, and is noted for those who have one."""
         growth = at_worst(batch)
-        if growth.none:
+        if not growth.bytes and not growth.keys:
             return await self._engine.commit(space, batch)
         if quota is not None and growth.value > quota.max_value_size:
             raise QuotaExceeded(
@@ -259,13 +259,17 @@ class Quotas:
 def _closed(book: Book, accounts: list[tuple[Tally, int]]) -> asyncio.Event | None:
     if book.gate is not None:
         return book.gate
-    return next((account.gate for account, _ in accounts if account.gate is not None), None)
+    for account, _ in accounts:
+        if account.gate is not None:
+            return account.gate
+    return None
 
 
 def _fits(book: Book, accounts: list[tuple[Tally, int]], growth: Growth, quota: Quota) -> bool:
-    return book.base + book.begun + growth.bytes <= quota.max_total_size and all(
-        account.base + account.begun + count <= quota.max_keys_per_agent for account, count in accounts
-    )
+    for account, count in accounts:
+        if account.base + account.begun + count > quota.max_keys_per_agent:
+            return False
+    return book.base + book.begun + growth.bytes <= quota.max_total_size
 
 
 @asynccontextmanager

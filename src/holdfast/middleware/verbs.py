@@ -18,8 +18,8 @@ rule can give. A new capability adds its line here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -37,8 +37,7 @@ from holdfast.engine import (
     Take,
     Touch,
 )
-
-from holdfast.errors import InvalidInput
+from holdfast.errors import Conflict, InvalidInput
 
 VERBS: Final = (
     "Get",
@@ -100,19 +99,8 @@ TERRITORIES: Final[dict[str, Territory]] = {
 }
 
 
-class Demand(NamedTuple):
-    """A verb, and the key it is needed for."""
-
-    verb: str
-    key: str
-
-
-class Claims(NamedTuple):
-    """Conditions that ownership adds to a batch, and which of them the client did not ask for itself."""
-
-    conditions: tuple[Condition, ...]
-    added: frozenset[tuple[str, str]]
-    """By the names that Conflict has for them: condition and key."""
+Demand: TypeAlias = tuple[str, str]
+"""A verb, and the key it is needed for."""
 
 
 class Misplaced(Exception):
@@ -121,9 +109,6 @@ class Misplaced(Exception):
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
         self.key = key
-
-
-NO_CLAIMS: Final = Claims((), frozenset())
 
 
 def check_verb(verb: str) -> None:
@@ -146,70 +131,81 @@ def readable(verbs: frozenset[str]) -> tuple[str, ...]:
     return tuple(f"{name}/" for name, territory in TERRITORIES.items() if territory.read in verbs)
 
 
-def demands(batch: Batch) -> Iterator[Demand]:
+def demands(batch: Batch) -> list[Demand]:
     """Every verb the batch needs, with a key for each."""
+    needed: list[Demand] = []
     tested = set()
     for condition in batch.conditions:
         key = condition.key
         tested.add(key)
-        yield Demand(territory_of(key).read, key)
+        needed.append((TERRITORIES.get(key.partition("/")[0], CLOSED).read, key))
     records = 0
     for op in batch.operations:
-        if isinstance(op, Take):
-            for place in (op.source, op.target, op.source_counter, op.target_counter):
+        kind = type(op)
+        if kind is Take:
+            for place in (op.source, op.target, op.source_counter, op.target_counter):  # type: ignore[union-attr]
                 if place is not None:
-                    yield Demand(territory_of(place).take, place)
+                    needed.append((territory_of(place).take, place))
             continue
-        key = op.prefix if isinstance(op, Push) else op.key
-        territory = territory_of(key)
-        yield Demand(_verb(territory, op, key in tested), key)
+        key = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
+        territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
+        if kind is Put and key in tested:
+            needed.append((territory.swap, key))
+        else:
+            needed.append((_verb(territory, kind), key))
         if territory is _RECORDS:
             records += 1
             if records == 2:
-                yield Demand("Transaction", key)
+                needed.append(("Transaction", key))
+    return needed
 
 
-def _verb(territory: Territory, op: Operation, tested: bool) -> str:
-    if isinstance(op, Put):
-        return territory.swap if tested else territory.put
-    if isinstance(op, Delete):
+def _verb(territory: Territory, kind: type[Operation]) -> str:
+    if kind is Put:
+        return territory.put
+    if kind is Delete:
         return territory.delete
-    if isinstance(op, Push):
+    if kind is Push:
         return territory.push
-    if isinstance(op, Increment):
-        return territory.increment
-    if isinstance(op, Touch):
+    if kind is Touch:
         return territory.touch
-    return territory.take
+    return territory.increment
 
 
-def claims(batch: Batch, *, orchestrator: bool) -> Claims:
+def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     """What must hold for the batch to change nothing that is another's. Misplaced when it never can."""
-    conditions: dict[tuple[str, str], Condition] = {}
+    conditions: list[Condition] = []
     for op in batch.operations:
-        if isinstance(op, Take):
+        kind = type(op)
+        if kind is Take:
             continue  # only where everybody may take
-        territory = territory_of(op.prefix if isinstance(op, Push) else op.key)
-        if territory.ownership == "free" or (orchestrator and territory.orchestrated):
+        key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
+        territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
+        ownership = territory.ownership
+        if ownership == "free" or (orchestrator and territory.orchestrated):
             continue
-        if isinstance(op, Push):
-            if territory.elements and op.prefix.count("/") != territory.elements:
-                raise Misplaced(op.prefix, f"a line has {territory.elements - 1} names before its places")
-        elif territory.ownership == "once":
-            conditions["absent", op.key] = Absent(op.key)
-            continue
-        else:
-            conditions["mine", op.key] = Mine(op.key)
-            if territory.ownership == "line" and isinstance(op, Put | Increment):
-                conditions["present", op.key] = Present(op.key)
-        if territory.elements and isinstance(op, Put | Push) and op.ttl_ms is None:
-            raise Misplaced(
-                op.prefix if isinstance(op, Push) else op.key, "a place in a line is held by a lease and needs a ttl"
-            )
-    if not conditions:
-        return NO_CLAIMS
-    asked = {(name, each.key) for each in batch.conditions if (name := _names.get(type(each)))}
-    return Claims(tuple(conditions.values()), frozenset(conditions) - asked)
+        if territory.elements and (kind is Push or kind is Put):
+            if kind is Push and key.count("/") != territory.elements:
+                raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
+            if op.ttl_ms is None:  # type: ignore[union-attr]
+                raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
+        if ownership == "once":
+            conditions.append(Absent(key))
+        elif kind is not Push:
+            conditions.append(Mine(key))
+            if ownership == "line" and (kind is Put or kind is Increment):
+                conditions.append(Present(key))
+    return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
 
 
-_names: Final[dict[type, str]] = {Absent: "absent", Present: "present"}
+_NAMED: Final[dict[str, Callable[[str], Condition]]] = {"mine": Mine, "absent": Absent, "present": Present}
+"""As Conflict calls them."""
+
+
+def claimed(conflict: Conflict, batch: Batch, conditions: tuple[Condition, ...]) -> bool:
+    """Whether what refused the batch is one of the conditions that were added to it, and none that its sender asked for."""
+    make = _NAMED.get(conflict.condition or "")
+    if make is None or conflict.key is None:
+        return False
+    refused = make(conflict.key)
+    return refused in conditions and (conflict.condition == "mine" or refused not in batch.conditions)
