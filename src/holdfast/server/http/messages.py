@@ -20,11 +20,13 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.clock import as_datetime, duration_ms
+from holdfast.engine import check_label
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
 from holdfast.server.http import steps
 from holdfast.server.http.endpoint import Answer, Call, endpoint
 from holdfast.server.http.failures import Failure, failure_of, headers_of, status_of
 from holdfast.server.http.guards import read_guard, under
+from holdfast.server.http.limits import REQUEST_ID_CHARS_MAX
 from holdfast.server.http.locks import LockName, Zero, acquire, held
 from holdfast.server.http.reading import read_as
 from holdfast.server.http.shapes import DurationText, GuardText, Int64, Key, Lifetime, RequestId, SpaceName, Wire, plain
@@ -44,13 +46,13 @@ class _Changing(_Told, frozen=True):
     """Only as long as this guard is held."""
 
 
-class Get(_Told, frozen=True, kw_only=True, tag="Get"):
+class GetRequest(_Told, frozen=True, kw_only=True, tag="Get"):
     """Answered by {value}: null if there is none."""
 
     key: Key
 
 
-class Set(_Changing, frozen=True, kw_only=True, tag="Set"):
+class SetRequest(_Changing, frozen=True, kw_only=True, tag="Set"):
     """Answered by {success}."""
 
     key: Key
@@ -58,13 +60,13 @@ class Set(_Changing, frozen=True, kw_only=True, tag="Set"):
     ttl: Lifetime | None = None
 
 
-class Delete(_Changing, frozen=True, kw_only=True, tag="Delete"):
+class DeleteRequest(_Changing, frozen=True, kw_only=True, tag="Delete"):
     """Answered by {success, existed}."""
 
     key: Key
 
 
-class Increment(_Changing, frozen=True, kw_only=True, tag="Increment"):
+class IncrementRequest(_Changing, frozen=True, kw_only=True, tag="Increment"):
     """Answered by {newValue}."""
 
     key: Key
@@ -72,7 +74,7 @@ class Increment(_Changing, frozen=True, kw_only=True, tag="Increment"):
     ttl: Lifetime | None = None
 
 
-class CompareAndSwap(_Changing, frozen=True, kw_only=True, tag="CompareAndSwap"):
+class CompareAndSwapRequest(_Changing, frozen=True, kw_only=True, tag="CompareAndSwap"):
     """Answered by {success}. `old` null means that there is none yet."""
 
     key: Key
@@ -81,7 +83,7 @@ class CompareAndSwap(_Changing, frozen=True, kw_only=True, tag="CompareAndSwap")
     ttl: Lifetime | None = None
 
 
-class Lock(_Told, frozen=True, kw_only=True, tag="Lock"):
+class LockRequest(_Told, frozen=True, kw_only=True, tag="Lock"):
     """Answered by {guard, token, expiresAt}. `timeout` is how long it is held, `wait` how long to stand in line."""
 
     key: LockName
@@ -89,20 +91,29 @@ class Lock(_Told, frozen=True, kw_only=True, tag="Lock"):
     wait: DurationText | Zero = 0.0
 
 
-class Unlock(_Told, frozen=True, kw_only=True, tag="Unlock"):
+class UnlockRequest(_Told, frozen=True, kw_only=True, tag="Unlock"):
     """Answered by {success}."""
 
     guard: GuardText
 
 
-class Transaction(_Changing, frozen=True, kw_only=True, tag="Transaction"):
+class TransactionRequest(_Changing, frozen=True, kw_only=True, tag="Transaction"):
     """Answered by {result, results}: all of it happens, or nothing."""
 
     operations: steps.Steps
     conditions: steps.Conditions = msgspec.field(default_factory=list)
 
 
-Payload: TypeAlias = Get | Set | Delete | Increment | CompareAndSwap | Lock | Unlock | Transaction
+Payload: TypeAlias = (
+    GetRequest
+    | SetRequest
+    | DeleteRequest
+    | IncrementRequest
+    | CompareAndSwapRequest
+    | LockRequest
+    | UnlockRequest
+    | TransactionRequest
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, rename="camel"):
@@ -232,6 +243,7 @@ def _seconds(field: str, parts: dict[str, Any]) -> float:
 async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer[Reply]:
     """One request of document D's message protocol; a refusal is a reply as well, with {error, message} as its payload."""
     envelope = read_as(body, Envelope, "the message")
+    check_label(envelope.id, "the id of a message", REQUEST_ID_CHARS_MAX)
     try:
         payload: Any = read_as(canonical(envelope.payload), Payload, "payload")  # type: ignore[arg-type]
         named = headers.space or payload.space or envelope.recipient.partition("/")[2] or None
@@ -255,37 +267,37 @@ def _reply(call: Call, envelope: Envelope, payload: dict[str, Any], at: int) -> 
 async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dict[str, Any], int]:
     """The reply's payload, and when it happened."""
     clock = call.port.keeper.clock
-    if isinstance(payload, Lock):
+    if isinstance(payload, LockRequest):
         ttl_ms = duration_ms(payload.timeout, name="timeout")
         wanted = space.lock(payload.key, ttl=ttl_ms / 1000, wait=payload.wait)
         told = held(await acquire(call, space, wanted, id), "lock", wanted.ttl_ms)
         return {"guard": told.guard, "token": told.token, "expiresAt": told.expires_at}, _ms(told.acquired_at)
-    if isinstance(payload, Unlock):
+    if isinstance(payload, UnlockRequest):
         return {"success": True}, _ms(await space.locks.release(*read_guard(payload.guard), request_id=id))
-    if isinstance(payload, Get):
+    if isinstance(payload, GetRequest):
         return {"value": await space.records.get(payload.key)}, clock.now_ms()
     space = under(space, payload.guard)
-    if isinstance(payload, Transaction):
+    if isinstance(payload, TransactionRequest):
         outcome = await steps.run_steps(space, clock, payload.conditions, payload.operations, id)
         return {"result": outcome.results[-1], "results": outcome.results}, outcome.at
     outcome = await steps.run_steps(space, clock, [], [_step(payload)], id)
     [result] = outcome.results
-    if isinstance(payload, Increment):
+    if isinstance(payload, IncrementRequest):
         return {"newValue": result}, outcome.at
-    if isinstance(payload, Delete):
+    if isinstance(payload, DeleteRequest):
         return {"success": True, "existed": result}, outcome.at
     return {"success": True}, outcome.at
 
 
-def _step(payload: Set | Delete | Increment | CompareAndSwap) -> steps.AnyStep:
+def _step(payload: SetRequest | DeleteRequest | IncrementRequest | CompareAndSwapRequest) -> steps.AnyStep:
     match payload:
-        case Set():
+        case SetRequest():
             return steps.Set(payload.key, payload.value, payload.ttl)
-        case Delete():
+        case DeleteRequest():
             return steps.Delete(payload.key)
-        case Increment():
+        case IncrementRequest():
             return steps.Increment(payload.key, payload.delta, payload.ttl)
-        case CompareAndSwap():
+        case CompareAndSwapRequest():
             return steps.CompareAndSwap(payload.key, payload.new, payload.old, payload.ttl)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Hashable, Mapping
+from functools import cache
+from types import NoneType
+from typing import Any, Final, TypeVar, cast, get_args
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -116,17 +118,35 @@ def check_path(raw_path: bytes) -> None:
 
 def read_struct(values: Mapping[str, str], as_type: type[T], what: str) -> T:
     """Texts (a path's, a query's, headers') as the fields of this type."""
-    return read_as(dict(values), as_type, what, strict=False)
+    fields, unknown = _fields(cast(Hashable, as_type)), dict(values)
+    found: dict[str, Any] = {}
+    for name, (called, type_, required) in fields.items():
+        text = unknown.pop(called, None)
+        if text is not None:
+            found[name] = read_as(text, type_, f"{what}, {called}", strict=False)
+        elif required:
+            raise InvalidInput(f"{what}: {called} is missing")
+    if unknown:
+        known = ", ".join(called for called, _, _ in fields.values()) or "none"
+        raise InvalidInput(f"{what}: there is no parameter {next(iter(unknown))[:60]!r} here; there is: {known}")
+    return as_type(**found)
+
+
+@cache
+def _fields(struct: Hashable) -> dict[str, tuple[str, Any, bool]]:
+    """Name → what it is called outside, its type without null (a text "null" is a text), whether it is required."""
+    found = {}
+    for field in msgspec.structs.fields(struct):  # type: ignore[arg-type]
+        options = get_args(field.type)
+        type_ = options[0] if options[1:] == (NoneType,) else field.type
+        found[field.name] = (field.encode_name, type_, field.required)
+    return found
 
 
 def read_headers(headers: Mapping[str, str], as_type: type[T]) -> T:
     """The headers this type names."""
-    named = {}
-    for field in msgspec.structs.fields(as_type):  # type: ignore[arg-type]
-        value = headers.get(field.encode_name)
-        if value is not None:
-            named[field.encode_name] = value
-    return read_struct(named, as_type, "headers")
+    called = [called for called, _, _ in _fields(cast(Hashable, as_type)).values()]
+    return read_struct({name: headers[name] for name in called if name in headers}, as_type, "headers")
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
