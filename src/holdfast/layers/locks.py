@@ -377,11 +377,15 @@ class Locks:
         await self._scope.commit(tuple(Delete(key) for key in keys))
         return found[0].holders
 
-    async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> None:
-        """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already."""
+    async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
+        """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already.
+
+        Gives the time of the release.
+        """
         key = await self._own(kind, name, id)
         try:
-            await self._scope.commit((Delete(key),), (Present(key),), request_id)
+            receipt = await self._scope.commit((Delete(key),), (Present(key),), request_id)
+            return as_datetime(receipt.at)
         except Conflict as conflict:
             raise _over(kind, name) from conflict
 
