@@ -32,7 +32,7 @@ from holdfast import increment, set_
 
 NAMES = ["ada", "barbara", "grace", "katherine", "margaret", "radia"]
 SPACE = "desk"
-TTL = "1s"
+TTL = "2s"
 BEAT_S = 0.02
 
 

@@ -48,7 +48,7 @@ class Followed:
     async def _asleep(self) -> None:
         """It has done what there was to do, and waits for the clock."""
         async with asyncio.timeout(DEADLINE_S):
-            while not self.clock._sleepers or any(sleeper.is_set() for sleeper in self.clock._sleepers):  # noqa: ASYNC110
+            while not self.clock._sleepers or any(sleeper.is_set() for sleeper in self.clock._sleepers):
                 await asyncio.sleep(0.001)
 
     @asynccontextmanager

@@ -198,7 +198,7 @@ async def test_a_web_servers_own_records_go_the_same_way(written: Written) -> No
     config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 (uvicorn tells it by a flag)
+    while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient() as client:

@@ -99,9 +99,8 @@ def _runner(work: Work, quick: bool = False) -> Callable[..., None]:
         session = (ctx.obj or Session()).refined(*common)
         ctx.obj = session
         if ctx.invoked_subcommand is None:
-            with output.piping():
-                with asyncio.Runner(loop_factory=_quick_loop() if quick else None) as runner:
-                    runner.run(work(session, **given))
+            with output.piping(), asyncio.Runner(loop_factory=_quick_loop() if quick else None) as runner:
+                runner.run(work(session, **given))
 
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

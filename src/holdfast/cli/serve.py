@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -13,7 +11,10 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command import command, topic
 from holdfast.cli.session import Session
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from holdfast.server.keeper import Keeper
 
 app = topic()
 
@@ -38,62 +39,24 @@ async def serve(
       holdfast --store holdfast://127.0.0.1:7420 token create worker-7 --space contoso --role agent
     """
     try:
-        from holdfast.server.config import ConfigFile, defaults
-        from holdfast.server.keeper import Keeper
-        from holdfast.server.logs import configure
-        from holdfast.middleware.verbs import check_verb
+        from holdfast.server.config import defaults
+        from holdfast.server.service import Service
     except ModuleNotFoundError as exc:
         raise InvalidInput(f"serving needs {exc.name}: pip install 'holdfast[server]'") from exc
 
-    file: Any = None
-    keeper: Keeper | None = None
-
-    def changed(settings: Any) -> None:
-        configure(settings.log)
-        if keeper is not None:
-            keeper.reload(settings)
-
+    if config is not None and session.given_store is not None:
+        raise InvalidInput("--store and --config both name a store; keep one of them")
     if config is None:
-        settings = msgspec.structs.replace(defaults(), store=session.to_serve())
+        service = Service(msgspec.structs.replace(defaults(), store=session.to_serve()))
     else:
-        if session.given_store is not None:
-            raise InvalidInput("--store and --config both name a store; keep one of them")
-        file = ConfigFile(Path(config), changed, check_verb=check_verb)
-        settings = file.config
-    configure(settings.log)
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
-    keeper = Keeper(settings)
-    began = loop.time()
-    await keeper.start()
-    try:
-        if file is not None:
-            file.start()
-            loop.add_signal_handler(signal.SIGHUP, file.reload)
-        else:
-            loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        _tell(session, keeper, loop.time() - began)
-        failed = asyncio.ensure_future(keeper.failed.wait())
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
-        failed.cancel()
-        stopped.cancel()
-    finally:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)  # a second one ends it at once
-        if file is not None:
-            await file.close()
-        await keeper.stop()
-    if keeper.failure is not None:
-        raise Unavailable(f"the keeper had to stop: {keeper.failure}. Start it again: it finds out what is on the disk")
+        service = Service(Path(config))
+    await service.run(lambda keeper, seconds: _tell(session, keeper, seconds))
 
 
-def _tell(session: Session, keeper: Any, seconds: float) -> None:
+def _tell(session: Session, keeper: Keeper, seconds: float) -> None:
     """What is served where; and the token, once."""
     listen, scheme = keeper.config.listen, "s" if keeper.config.tls is not None else ""
-    where = {"store": keeper.config.store}
+    where = {"store": keeper.store.url}
     if listen.binary is not None:
         where["binary"] = f"holdfast{scheme}://{listen.binary.host}:{keeper.binary_port}"
     if listen.http is not None:
@@ -110,5 +73,7 @@ def _tell(session: Session, keeper: Any, seconds: float) -> None:
         if token is not None:
             output.line("  The administrator's token, shown only now; keep it safe:")
             output.line(f"          {token}")
-            output.line("  Then:   export HOLDFAST_TOKEN=…   and   holdfast --store " + where.get("binary", "URL") + " spaces")
+            output.line(
+                "  Then:   export HOLDFAST_TOKEN=…   and   holdfast --store " + where.get("binary", "URL") + " spaces"
+            )
     output.flush()

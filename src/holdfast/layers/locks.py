@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode, integer
-from holdfast.engine import SCAN_MAX, Absent, Delete, Entry, Present, Push, Put, Touch
+from holdfast.engine import SCAN_MAX, Absent, Delete, Engine, Entry, Present, Push, Put, Touch
 from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
 from holdfast.keys import Subspace, check_name, unescape
 from holdfast.layers.leases import Lease, Leases
@@ -53,17 +53,21 @@ log = logging.getLogger("holdfast.locks")
 
 
 class Coordination:
-    """What the coordination of a store shares: the leases it keeps alive, and the lines it stands in."""
+    """What the coordination of a store shares: the leases it keeps alive, and the lines it stands in.
 
-    def __init__(self, leases: Leases) -> None:
+    Lines are followed through `engine`, if it is given, and not through that of whoever happens to wait first.
+    """
+
+    def __init__(self, leases: Leases, engine: Engine | None = None) -> None:
         self.leases = leases
+        self._engine = engine
         self.sizes: dict[str, int] = {}
         """Sizes that were compared with what is stored, by space and key."""
         self._lines: dict[str, Lines] = {}
 
     def lines(self, scope: Scope) -> Lines:
         if scope.space not in self._lines:
-            self._lines[scope.space] = Lines(scope.engine, scope.space, scope.clock)
+            self._lines[scope.space] = Lines(self._engine or scope.engine, scope.space, scope.clock)
         return self._lines[scope.space]
 
     async def close(self) -> None:

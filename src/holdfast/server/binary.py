@@ -25,6 +25,7 @@ import msgspec
 from holdfast.engine import Batch, Engine, Page, cursor_at
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.identity import Identity
+from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.requests import CHANGING, WORK
 from holdfast.server.served import Served
 from holdfast.wire import (
@@ -58,9 +59,6 @@ CLIENT_ID_MAX: Final = 64
 
 log = logging.getLogger("holdfast.server")
 
-Observe = Callable[[str, str, float], None]
-"""Told of every request: which operation, its outcome ("ok" or an error's code), how many seconds it took."""
-
 
 class Limits(msgspec.Struct, frozen=True):
     """What clients may do at most."""
@@ -75,10 +73,14 @@ class Limits(msgspec.Struct, frozen=True):
 class BinaryPort:
     """The listening side, and every connection it has."""
 
-    def __init__(self, keeper: Served, limits: Limits, observe: Observe, *, sole_owner: bool) -> None:
+    def __init__(
+        self, keeper: Served, limits: Limits, observe: Observe, span: Span | None = None, *, sole_owner: bool
+    ) -> None:
         self.keeper = keeper
         self.limits = limits
         self.observe = observe
+        self.span = span
+        """Around every request, if somebody traces."""
         self.sole_owner = sole_owner
         """Nobody but this process commits to the store: what `Batch.fresh` promises is then known to hold."""
         self.connections: set[Connection] = set()
@@ -390,7 +392,12 @@ class Connection(asyncio.Protocol):
         try:
             if self._port.closing is not None:
                 raise Unavailable(self._port.closing)
-            self._answer(message.id, await work(self._engine, message))
+            span = self._port.span
+            if span is None:
+                self._answer(message.id, await work(self._engine, message))
+            else:
+                with span(op, getattr(message, "space", "")):
+                    self._answer(message.id, await work(self._engine, message))
         except Error as exc:
             outcome = exc.code
             self.send(failed(message.id, exc))

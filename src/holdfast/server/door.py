@@ -15,7 +15,9 @@ class House(Protocol):
 
     audited: set[str]
     """Spaces whose reads are noted."""
-    store_engine: Engine
+
+    @property
+    def store_engine(self) -> Engine: ...
 
     def look_after(self, space: str) -> None: ...
 

@@ -110,6 +110,7 @@ async def serve_http(
         lifespan="off",
         interface="asgi3",
         log_config=None,
+        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,
