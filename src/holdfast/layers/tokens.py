@@ -177,7 +177,9 @@ class TokenBook:
         self._known: dict[str, _Known] = {}
         self._cursor: str | None = None
         self._listeners: list[Callable[[str], None]] = []
-        self._changed = asyncio.Event()
+        self._next_end: int | None = None
+        self._sooner = asyncio.Event()
+        """Set when a token may end before `_next_end`."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -244,7 +246,7 @@ class TokenBook:
                 _apply(fresh, change, commit.at)
             cursor = commit.cursor
         before, self._known, self._cursor = self._known, fresh, cursor
-        self._changed.set()
+        self._sooner.set()
         for id, known in before.items():
             if id not in fresh or fresh[id].identity != known.identity:
                 self._tell(id)
@@ -254,11 +256,8 @@ class TokenBook:
             try:
                 async for commit in self._engine.watch(SYSTEM_SPACE, TOKENS.root, cursor=self._cursor):
                     for change in commit.changes:
-                        before = self._known.get(TOKENS.split(change.key, 1)[0])
-                        _apply(self._known, change, commit.at)
-                        self._ended(before)
+                        self._heard(change, commit.at)
                     self._cursor = commit.cursor
-                    self._changed.set()
             except Compacted:
                 pass  # the feed goes on without us: read afresh
             except Exception as exc:
@@ -284,19 +283,25 @@ class TokenBook:
     async def _expire(self) -> None:
         """Let go of tokens as they end; the store may write their expiry later."""
         while True:
-            self._changed.clear()
+            self._sooner.clear()
             ends = [known.token.expires_at for known in self._known.values() if known.token.expires_at is not None]
-            await sleep_or(self._clock, min(ends, default=None), self._changed)
+            self._next_end = min(ends, default=None)
+            await sleep_or(self._clock, self._next_end, self._sooner)
             now = self._clock.now_ms()
             for known in [known for known in self._known.values() if known.is_over(now)]:
                 self._known.pop(known.token.id, None)
                 self._tell(known.token.id)
 
-    def _ended(self, before: _Known | None) -> None:
-        if before is not None:
-            now = self._known.get(before.token.id)
-            if now is None or now.identity != before.identity:
-                self._tell(before.token.id)
+    def _heard(self, change: Change, at: int) -> None:
+        id = TOKENS.split(change.key, 1)[0]
+        before = self._known.get(id)
+        _apply(self._known, change, at)
+        now = self._known.get(id)
+        if before is not None and (now is None or now.identity != before.identity):
+            self._tell(id)
+        end = None if now is None else now.token.expires_at
+        if end is not None and (self._next_end is None or end < self._next_end):
+            self._sooner.set()
 
     def _tell(self, id: str) -> None:
         for callback in list(self._listeners):
