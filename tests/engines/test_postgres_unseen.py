@@ -268,4 +268,4 @@ async def test_random_histories_of_a_forgetful_process_are_those_of_the_memory_e
             assert await engines[-1].scan(SPACE, "") == await model.scan(SPACE, "")
             assert await engines[-1].spaces(SPACE) == await model.spaces(SPACE)
         assert await feed_of(engines[0]) == await feed_of(model)
-    assert unseen > PER_ROUND, "hardly anything was replaced unseen"
+    assert unseen > 5, "hardly anything was replaced unseen"

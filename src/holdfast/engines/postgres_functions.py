@@ -11,10 +11,11 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   4. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
      that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
      of it is in what is written
-  5. find what is replaced unseen: a key of `_blind` is put without having been looked at, so whatever is there goes. What
-     the new entry has from it is filled in here: it keeps `created_at`, which is told to the writer, and its owner is
-     credited. The feed tells the tag of a replaced entry, and an expiry before what replaces it, and the feed's row is
-     made by the writer, who took the key for absent: an entry with a tag, or that has expired, is shown first (CHANGED)
+  5. find what is replaced unseen: an entry that is `_blind` (of a group: the first so many) is put without having looked
+     at its key, so whatever is there goes. What the new one has from it is filled in here: it keeps `created_at`, which
+     is told to the writer, and its owner is credited. The feed tells the tag of a replaced entry, and an expiry before
+     what replaces it, and the feed's row is made by the writer, who took the key for absent: so an entry that has a tag,
+     or has expired, is shown first (CHANGED)
   6. write: the feed's row, the entries, the request ids, the usage
 
 Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
@@ -48,23 +49,24 @@ _ONE: Final = """
     _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
     _tag text, _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
 _MANY: Final = """
-    _absent text[], _blind text[], _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
+    _absent text[], _blind int4, _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
     _old_created int8[], _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[],
     _keys text[], _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
     _actors text[], _ids text[], _answers int8[], _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
 
 _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
-_WRONG_ONE: Final = """
-    (_absent OR _blind) AND EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"""
+_GUESSED_ONE: Final = "_absent OR _blind"
+_WRONG_ONE: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"
+_GUESSED_MANY: Final = "cardinality(_absent) > 0 OR _blind > 0"
 _WRONG_MANY: Final = """
-    (EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))
-     OR EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_blind) AND tag <> ''))"""
+            EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))
+            OR EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_keys[:_blind]) AND tag <> '')"""
 _LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
 """What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
 
-def _beginning(guessed_wrong: str, facts: str) -> str:
+def _beginning(guessed: str, wrong: str, facts: str) -> str:
     """The first four steps, as far as they are the same for both."""
     return f"""
 RETURNS TABLE (outcome int4, clock int8, revision int8, step int8, "time" int8, last_id int8, key text, value bytea,
@@ -79,15 +81,17 @@ DECLARE
     _shift int8;
     _moved bool;
     _unsure bool;
-    _kept int8[];
+    _kept int8[];  -- since when those are there that are replaced unseen, in the order of _keys; NULL: it is new
 BEGIN
-    IF _movable AND {guessed_wrong} THEN
+    IF _movable AND ({guessed}) THEN
         -- A guess that is wrong need not wait for the lock to be told.
-        RETURN QUERY SELECT {CHANGED}, {CLOCK}, head.*, e.* FROM (
-                SELECT revision, step, time, last_id FROM feed WHERE space = _space
-                ORDER BY revision DESC, step DESC LIMIT 1) AS head
-            CROSS JOIN present(_space, {facts}) AS e;
-        RETURN;
+        IF {wrong} THEN
+            RETURN QUERY SELECT {CHANGED}, {CLOCK}, head.*, e.* FROM (
+                    SELECT revision, step, time, last_id FROM feed WHERE space = _space
+                    ORDER BY revision DESC, step DESC LIMIT 1) AS head
+                CROSS JOIN present(_space, {facts}) AS e;
+            RETURN;
+        END IF;
     END IF;
     -- Held to the end of the transaction, which comes after the flush of its log. Each statement below has a snapshot of
     -- its own, taken after the lock was; the snapshot of the call itself is older than the wait.
@@ -155,7 +159,7 @@ _WRITTEN: Final = f"""
 """
 
 _COMMIT_ONE: Final = f"""
-CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_key]")}
+CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_ONE, "ARRAY[_key]")}
     IF _unsure OR _absent OR _blind THEN
         SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at INTO _held
             FROM entries WHERE space = _space AND key = _key {_NEWEST};
@@ -199,8 +203,9 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_k
 END $$;
 """
 
+_LOOKED_AT: Final = "_fact_keys || _keys[:_blind]"
 _COMMIT_GROUP: Final = f"""
-CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fact_keys || _blind")}
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _LOOKED_AT)}
     IF _unsure THEN
         PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
                 AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
@@ -215,23 +220,26 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     END IF;
     IF (_unsure OR cardinality(_absent) > 0) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-            FROM present(_space, _fact_keys || _blind) AS e;
+            FROM present(_space, {_LOOKED_AT}) AS e;
         RETURN;
     END IF;
-    IF cardinality(_blind) > 0 THEN
-        SELECT bool_and({_LIVE_UNTAGGED.format("e")}) AS good, array_agg(e.key) AS keys, array_agg(e.version) AS versions,
-               array_agg(e.created_at) AS created, array_agg(e.owner) AS owners,
-               array_agg(split_part(e.key, '/', 1)) AS subspaces, array_agg(-1::int8) AS less_keys,
-               array_agg((-octet_length(e.key) - octet_length(e.value))::int8) AS less_bytes
-            INTO _held FROM present(_space, _blind) AS e WHERE e.version IS NOT NULL;
+    IF _blind > 0 THEN
+        SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
+               array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
+               array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
+            INTO _held FROM (
+                SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
+                    SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
+                           (-octet_length(key) - octet_length(value))::int8 AS less_bytes
+                    FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
+                ORDER BY new.at) AS replaced;  -- where nothing is, all but the key is NULL
         IF NOT _held.good THEN
             RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-                FROM present(_space, _fact_keys || _blind) AS e;
+                FROM present(_space, {_LOOKED_AT}) AS e;
             RETURN;
         END IF;
-        _blind := _held.keys;
         _kept := _held.created;
-        _gone_keys := _gone_keys || _held.keys;
+        _gone_keys := _gone_keys || _keys[:_blind];
         _gone := _gone || _held.versions;
         _charged := _charged || _held.owners;
         _subspaces := _subspaces || _held.subspaces;
@@ -246,9 +254,10 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
         END IF;
     END IF;
     {_WRITTEN}
-    IF _kept IS NOT NULL THEN
-        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, old.key, NULL::bytea, NULL::int8, NULL::text,
-            old.created_at, NULL::int8, NULL::int8, NULL::text FROM unnest(_blind, _kept) AS old (key, created_at);
+    IF _blind > 0 THEN
+        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
+            new.kept, NULL::int8, NULL::int8, NULL::text
+            FROM unnest(_keys[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
     END IF;
     IF cardinality(_ids) > 0 THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
@@ -265,16 +274,17 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     END IF;
     IF cardinality(_keys) > 0 THEN
         INSERT INTO entries
-            SELECT _space, new.key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
+            SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
                    coalesce(kept, CASE WHEN created = _now THEN time ELSE created END),
                    CASE WHEN updated = _now THEN time ELSE updated END, expires, tag
-            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags)
-                AS new (key, version, value, owner, created, updated, expires, tag)
-            LEFT JOIN unnest(_blind, _kept) AS old (key, kept) ON old.key = new.key;
+            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags, _kept)
+                AS new (key, version, value, owner, created, updated, expires, tag, kept);
     END IF;
-    PERFORM charge(_space, owner, subspace, sum(keys)::int8, sum(bytes)::int8)
-        FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
-        GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
+    IF cardinality(_charged) > 0 THEN
+        PERFORM charge(_space, owner, subspace, sum(keys)::int8, sum(bytes)::int8)
+            FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
+            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
+    END IF;
 END $$;
 """
 

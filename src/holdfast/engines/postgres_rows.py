@@ -198,11 +198,13 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     return WRITE_GROUP, (
         *expected,
         text_array(sorted(absent)),
-        text_array(sorted(blind)),
+        int4(len(blind)),
         *_facts(state, uses, facts),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
-        *_entry_arrays([entry for entry in writes.values() if entry is not None]),
+        *_entry_arrays(
+            sorted((entry for entry in writes.values() if entry is not None), key=lambda e: e.key not in blind)
+        ),
         text_array([commit.actor for commit in asked]),
         text_array([commit.request_id or "" for commit in asked]),
         int8_array([commit.version for commit in asked]),
@@ -307,7 +309,7 @@ def load_call(
         int8(state.last_id),
         int8(0),
         NOTHING,
-        *(no_texts, no_texts, no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
+        *(no_texts, int4(0), no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
         *_entry_arrays(entries),
