@@ -26,7 +26,6 @@ Values are opaque bytes (canonical JSON, made by `codec.py`), except that increm
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -325,16 +324,33 @@ class Engine(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """Whom to tell what became of a batch, once and on the event loop; a Future is one."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool:
+        """Nobody wants it any more; a batch that was not begun yet is left out."""
+        ...
+
+    def set_result(self, receipt: Receipt, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
 @runtime_checkable
 class Submits(Protocol):
-    """What an engine may offer to a server besides: `commit` without a coroutine, for very many batches in flight."""
+    """What an engine may offer to a server besides: `commit` and `get` without a coroutine, for very many in flight."""
 
-    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
-        """Check the batch and queue it, at once; the future has the receipt, or the refusal, when it was committed.
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+        """Check the batch and queue it, at once; the reply has the receipt, or the refusal, when it was committed.
 
-        What no engine may accept raises here. Cancelling the future takes the batch back if it was not begun yet, and
-        touches no other.
+        What no engine may accept raises here. False: this batch needs `commit`, and nothing was done.
         """
+        ...
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get`, at once. None: these keys need `get`."""
         ...
 
 

@@ -110,7 +110,6 @@ async def serve_http(
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,
