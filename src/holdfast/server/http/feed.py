@@ -150,7 +150,6 @@ class _Stream(Response):
         self._token = token
         self.background = None
         self.status_code = 200
-        self.body = b""
         self.init_headers({"Content-Type": f"{EVENTS}; charset=utf-8", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

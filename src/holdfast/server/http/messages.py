@@ -222,12 +222,9 @@ def canonical(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(field: str, parts: dict[str, Any]) -> float:
-    ms = 0.0
-    for unit, number in parts.items():
-        if _folded(unit) not in UNITS_MS or type(number) not in (int, float):
-            raise InvalidInput(f"{field}: write seconds, '5s', or an object of numbers by {', '.join(UNITS_MS)}")
-        ms += number * UNITS_MS[_folded(unit)]
-    return ms / 1000
+    if not parts or any(_folded(unit) not in UNITS_MS or type(parts[unit]) not in (int, float) for unit in parts):
+        raise InvalidInput(f"{field}: write seconds, '5s', or an object of numbers by {', '.join(UNITS_MS)}")
+    return sum(float(number) * UNITS_MS[_folded(unit)] for unit, number in parts.items()) / 1000
 
 
 # --- doing it ---
