@@ -110,6 +110,16 @@ async def test_a_request_keeps_its_name(market: httpx.AsyncClient, caplog: pytes
     assert "traceparent" not in strange.headers
 
 
+async def test_a_messages_correlation_is_in_the_log(
+    market: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = {"id": "m-1", "correlationId": "c-9", "payload": {"operation": "Get", "key": "a"}}
+    with caplog.at_level(logging.INFO, "holdfast.http"):
+        await market.post("/v1/messages", json=message)
+    [line] = [record for record in caplog.records if record.name == "holdfast.http"]
+    assert (line.correlation_id, line.message_id) == ("c-9", "m-1")  # type: ignore[attr-defined]
+
+
 async def test_no_token_is_ever_in_an_answer_or_a_log(port: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with port.client("hf_sesame-open") as client:

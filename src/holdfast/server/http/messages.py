@@ -30,6 +30,7 @@ from holdfast.server.http.limits import REQUEST_ID_CHARS_MAX
 from holdfast.server.http.locks import LockName, Zero, acquire, held
 from holdfast.server.http.reading import read_as
 from holdfast.server.http.shapes import DurationText, GuardText, Int64, Key, Lifetime, RequestId, SpaceName, Wire, plain
+from holdfast.server.http.tracing import bind
 from holdfast.space import Space
 
 KEEPER: Final = "state-keeper"
@@ -241,6 +242,7 @@ async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer
     """One request of document D's message protocol; a refusal is a reply as well, with {error, message} as its payload."""
     envelope = read_as(body, Envelope, "the message")
     check_label(envelope.id, "the id of a message", REQUEST_ID_CHARS_MAX)
+    bind(message_id=envelope.id, correlation_id=(envelope.correlation_id or envelope.id)[:REQUEST_ID_CHARS_MAX])
     try:
         payload: Any = read_as(canonical(envelope.payload), Payload, "payload")  # type: ignore[arg-type]
         named = headers.space or payload.space or envelope.recipient.partition("/")[2] or None
