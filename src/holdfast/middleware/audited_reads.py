@@ -21,11 +21,12 @@ UNNOTED: Final = frozenset({"audit", "system"})
 
 
 class AuditedReads(Wrapper):
-    """Notes every get and scan on behalf of one actor."""
+    """Notes every get and scan on behalf of one actor; to `notes`, if the actor itself may not write there."""
 
-    def __init__(self, inner: Engine, actor: str) -> None:
+    def __init__(self, inner: Engine, actor: str, notes: Engine | None = None) -> None:
         super().__init__(inner)
         self._actor = actor
+        self._notes = notes or inner
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         entries = await self.inner.get(space, keys)
@@ -47,4 +48,4 @@ class AuditedReads(Wrapper):
                 for key in keys[start : start + 100]
             ]
             batch = Batch(SYSTEM_ACTOR, tuple(Push(NOTES, note, NOTE_TTL_MS) for note in notes))
-            await self.inner.commit(space, batch)
+            await self._notes.commit(space, batch)

@@ -194,13 +194,12 @@ class PolicedEngine:
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
-            check_batch(batch)
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
         try:
             conditions = self._check(space, batch)
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, ValueError):
             check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
             raise
         if self._bucket is not None:
@@ -245,9 +244,15 @@ class PolicedEngine:
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
-        if len(keys) == 1 and self._gets and keys[0][:8] == "records/" and space == self._home:
+        if (
+            len(keys) == 1
+            and self._gets
+            and type(key := keys[0]) is str
+            and key[:8] == "records/"
+            and space == self._home
+        ):
             if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-                self._refuse_rate(1, wait_ms, space, "Get", keys[0])
+                self._refuse_rate(1, wait_ms, space, "Get", key)
             return await self._inner.get(space, keys)
         check_keys(keys)
         self._enter(space, "Get", keys[0] if keys else "")
