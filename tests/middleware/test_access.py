@@ -523,3 +523,27 @@ async def test_a_key_that_is_no_text_is_invalid_for_agents_too() -> None:
                 await keeper.engine_of("a").commit(SPACE, sent)
         with pytest.raises(InvalidInput):
             await keeper.engine_of("a").get(SPACE, [key])
+
+
+async def test_an_error_does_not_show_what_may_not_be_read() -> None:
+    keeper = Keeper(allowing("Increment"))
+    await keeper.admin.commit(SPACE, batch("root", Put("records/secret", b'"the password"')))
+    with pytest.raises(InvalidInput) as caught:
+        await keeper.engine_of("a").commit(SPACE, batch("a", Increment("records/secret", 1)))
+    assert "password" not in f"{caught.value}{caught.value.__cause__}"
+    keeper.policy.reload(allowing("Increment", "Get"))
+    with pytest.raises(InvalidInput, match="password"):
+        await keeper.engine_of("a").commit(SPACE, batch("a", Increment("records/secret", 1)))
+
+
+async def test_conditions_that_ownership_adds_count_as_conditions() -> None:
+    keeper = Keeper()
+    many = tuple(Absent(f"blobs/{i}") for i in range(256))
+    with pytest.raises(InvalidInput, match="ownership"):
+        await keeper.engine_of("a").commit(SPACE, batch("a", Put("blobs/x", b"1"), when=many))
+
+
+async def test_nonsense_for_another_space_is_denied_like_anything_else() -> None:
+    keeper = Keeper()
+    with pytest.raises(AccessDenied):
+        await keeper.engine_of("a").commit("fabrikam", batch("a", "nonsense"))

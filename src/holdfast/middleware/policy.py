@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 from holdfast.clock import Clock
 from holdfast.engine import (
+    CONDITIONS_MAX,
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
@@ -32,6 +33,7 @@ from holdfast.engine import (
     Engine,
     Entry,
     Finding,
+    Increment,
     Page,
     Put,
     Receipt,
@@ -227,6 +229,11 @@ class PolicedEngine:
         sent = batch
         if conditions:
             together = batch.conditions + conditions
+            if len(together) > CONDITIONS_MAX:
+                raise InvalidInput(
+                    f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}, and "
+                    f"{len(conditions)} more that ownership adds"
+                )
             sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
@@ -240,6 +247,13 @@ class PolicedEngine:
             denied = AccessDenied(_why_not_ours(conflict, key))
             self._tell(denied, space, _verb_of(batch), key)
             raise denied from conflict
+        except InvalidInput:
+            if all(territory_of(op.key).read in self._verbs for op in batch.operations if isinstance(op, Increment)):
+                raise
+            # Its words show what is there, to one who may not read it.
+            raise InvalidInput(
+                "what is to be incremented is no 64-bit integer, or would be none; or the batch is wrong"
+            ) from None
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         if self._rules is not self._policy.rules:
@@ -397,13 +411,19 @@ class PolicedEngine:
 
 def _verb_of(batch: Batch) -> str:
     """What a batch is, in one word, for those who are told that it was refused."""
-    if len(batch.operations) > 1:
-        return "Transaction"
-    return next((verb for verb, _ in reversed(demands(batch))), "Set")
+    return "Transaction" if len(batch.operations) > 1 else _last(batch)[0]
 
 
 def _key_of(batch: Batch) -> str:
-    return next((key for _, key in reversed(demands(batch))), "")
+    return _last(batch)[1]
+
+
+def _last(batch: Batch) -> tuple[str, str]:
+    """The last verb that the batch needs, and its key."""
+    try:
+        return (demands(batch) or [("Set", "")])[-1]
+    except (AttributeError, TypeError):
+        return "Set", ""  # it is no batch, and was refused before that was found out
 
 
 def _why_not_ours(conflict: Conflict, key: str) -> str:
