@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
+
 from holdfast.codec import integer
 from holdfast.engine import ID_DIGITS, Batch, Delete, Entry, Increment, Push, Put, Take, Touch, Usage
 
@@ -19,16 +21,12 @@ WITHOUT_KEYS: Final = frozenset({"lists", "sets", *UNCOUNTED})
 """Subspaces whose entries are no keys of their own."""
 
 
-class Growth(NamedTuple):
+class Growth(msgspec.Struct, frozen=True):
     """Bytes of the space, and keys by owner, that there are more (or fewer) than before; and the largest value written."""
 
     bytes: int
     keys: dict[str, int]
     value: int = 0
-
-    @property
-    def none(self) -> bool:
-        return self.bytes <= 0 and not any(count > 0 for count in self.keys.values())
 
 
 def totals(usage: Iterable[Usage], owner: str) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 from holdfast.clock import Clock
 from holdfast.engine import (
+    CONDITIONS_MAX,
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
@@ -32,6 +33,7 @@ from holdfast.engine import (
     Engine,
     Entry,
     Finding,
+    Increment,
     Page,
     Put,
     Receipt,
@@ -253,13 +255,12 @@ class PolicedEngine:
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
-            check_batch(batch)
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
         try:
             conditions = self._check(space, batch)
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, ValueError):
             check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
             raise
         if self._bucket is not None:
@@ -287,6 +288,11 @@ class PolicedEngine:
         sent = batch
         if conditions:
             together = batch.conditions + conditions
+            if len(together) > CONDITIONS_MAX:
+                raise InvalidInput(
+                    f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}, and "
+                    f"{len(conditions)} more that ownership adds"
+                )
             sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
@@ -300,18 +306,34 @@ class PolicedEngine:
             denied = AccessDenied(_why_not_ours(conflict, key))
             self._tell(denied, space, _verb_of(batch), key)
             raise denied from conflict
+        except InvalidInput:
+            if all(territory_of(op.key).read in self._verbs for op in batch.operations if isinstance(op, Increment)):
+                raise
+            # Its words show what is there, to one who may not read it.
+            raise InvalidInput(
+                "what is to be incremented is no 64-bit integer, or would be none; or the batch is wrong"
+            ) from None
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
         """`get` without a coroutine (`engine.Submits`), for one record."""
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
-        quick = self._quick
-        if quick is None or len(keys) != 1 or not self._gets or keys[0][:8] != "records/" or space != self._home:
+        if self._quick is None or not self._is_one_record(space, keys):
             return None
-        found = quick.read(space, keys)
+        found = self._quick.read(space, keys)
         if found is not None:
             self._charge_read(space, keys[0])
         return found
+
+    def _is_one_record(self, space: str, keys: list[str]) -> bool:
+        """What is read most, and may be: the same checks as for any read, without looking anything up."""
+        return (
+            len(keys) == 1
+            and self._gets
+            and type(key := keys[0]) is str
+            and key[:8] == "records/"
+            and space == self._home
+        )
 
     def _charge_read(self, space: str, key: str) -> None:
         if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
@@ -320,7 +342,7 @@ class PolicedEngine:
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
-        if len(keys) == 1 and self._gets and keys[0][:8] == "records/" and space == self._home:
+        if self._is_one_record(space, keys):
             self._charge_read(space, keys[0])
             return await self._inner.get(space, keys)
         check_keys(keys)
@@ -466,13 +488,19 @@ class PolicedEngine:
 
 def _verb_of(batch: Batch) -> str:
     """What a batch is, in one word, for those who are told that it was refused."""
-    if len(batch.operations) > 1:
-        return "Transaction"
-    return next((verb for verb, _ in reversed(demands(batch))), "Set")
+    return "Transaction" if len(batch.operations) > 1 else _last(batch)[0]
 
 
 def _key_of(batch: Batch) -> str:
-    return next((key for _, key in reversed(demands(batch))), "")
+    return _last(batch)[1]
+
+
+def _last(batch: Batch) -> tuple[str, str]:
+    """The last verb that the batch needs, and its key."""
+    try:
+        return (demands(batch) or [("Set", "")])[-1]
+    except (AttributeError, TypeError):
+        return "Set", ""  # it is no batch, and was refused before that was found out
 
 
 def _why_not_ours(conflict: Conflict, key: str) -> str:

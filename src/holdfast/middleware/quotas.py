@@ -28,7 +28,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from holdfast.clock import Clock
-from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt
+from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt, check_batch
 from holdfast.errors import Conflict, Error, InvalidInput, OutcomeUnknown, QuotaExceeded
 from holdfast.middleware.growth import Growth, at_worst, in_truth, keys_named, totals
 from holdfast.middleware.rules import Quota
@@ -122,7 +122,11 @@ class Quotas:
 
     async def commit(self, space: str, batch: Batch, quota: Quota | None) -> Receipt:
         """Commit the batch if it fits; without a quota it fits, and is noted for those who have one."""
-        growth = at_worst(batch)
+        try:
+            growth = at_worst(batch)
+        except (AttributeError, TypeError, ValueError):
+            check_batch(batch)  # something in it is no operation, no key or no value: InvalidInput, in words
+            raise
         if not growth.bytes and not growth.keys:
             return await self._engine.commit(space, batch)
         if quota is not None and growth.value > quota.max_value_size:
@@ -131,7 +135,7 @@ class Quotas:
                 "nothing was written. Keep large data as a blob, or ask for more"
             )
         while True:
-            book = self.book(space)
+            book = self.books.get(space) or self.book(space)
             accounts = [(book.account(owner), count) for owner, count in growth.keys.items()]
             if (closed := _closed(book, accounts)) is None:
                 break
@@ -164,7 +168,8 @@ class Quotas:
             for tally, amount in parts:
                 tally.pending -= amount
                 tally.flying -= 1
-                landed(tally)
+                if tally.drained is not None:
+                    landed(tally)
 
     def failed(self, exc: BaseException, parts: list[tuple[Tally, int]]) -> None:
         """Something that was in flight came to nothing, or to nobody knows what."""
@@ -211,8 +216,11 @@ class Quotas:
         for _ in range(SWEEPS_MAX):
             if not found or found[0].next_expiry is None or found[0].next_expiry > self._clock.now_ms():
                 break
+            before = found[0].revision
             await self._engine.commit(space, Batch(SYSTEM_ACTOR))
             found = await self._engine.spaces(space)
+            if found and found[0].revision == before:
+                break  # by the store's own clock it is not due yet
         size, keys = totals(found[0].usage if found else (), agent)
         used = (size + doubtful[0], keys + doubtful[1])
         for tally, amount, since in zip(tallies, used, marks, strict=True):
