@@ -7,6 +7,7 @@ must fail with the fault. Without the fault it passes, or it would not be among 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable
@@ -21,10 +22,10 @@ from holdfast.engine import Put
 from holdfast.errors import Conflict, Error
 from holdfast.identity import Identity
 from holdfast.middleware import policy, quotas, rates, verbs
-from holdfast.middleware.growth import at_worst
+from holdfast.middleware.growth import at_worst, in_truth
 from tests.middleware import test_access, test_isolation, test_ownership, test_quotas, test_rates
 
-demands, claims, charge, fits = verbs.demands, verbs.claims, rates.Bucket.charge, quotas._fits
+demands, claims, charge, alone = verbs.demands, verbs.claims, rates.Bucket.charge, quotas._alone
 commit, failed, read = policy.PolicedEngine._commit, quotas.Quotas.failed, quotas.Quotas._read
 
 
@@ -92,8 +93,16 @@ FAULTS = [
           test_quotas.test_no_concurrent_requests_exceed_a_quota_together),
     Fault("what is in flight is forgotten by a reading", quotas.Quotas, "_read", reads_without_what_is_in_flight,
           test_quotas.test_no_concurrent_requests_exceed_a_quota_together),
-    Fault("replaced values are not credited", quotas, "in_truth", lambda batch, entries: at_worst(batch),
+    Fault("replaced values are not credited", quotas, "in_truth", lambda batch, entries, unsure: at_worst(batch),
           test_quotas.test_a_replaced_value_is_credited),
+    Fault("an agent's batches do not wait for each other", quotas, "_alone",
+          lambda tally: alone(tally) if isinstance(tally, quotas.Book) else contextlib.nullcontext(),
+          test_quotas.test_no_history_of_many_exceeds_a_quota, (False,)),
+    Fault("the space does not wait", quotas, "_alone",
+          lambda tally: contextlib.nullcontext() if isinstance(tally, quotas.Book) else alone(tally),
+          test_quotas.test_no_history_of_many_exceeds_a_quota, (False,)),
+    Fault("others' numbers never go", quotas, "in_truth", lambda batch, entries, unsure: in_truth(batch, entries),
+          test_quotas.test_an_increment_of_what_another_deletes_meanwhile_exceeds_nothing, (2,)),
     Fault("an unknown outcome is taken for a refusal", quotas.Quotas, "failed",
           lambda self, exc, parts: failed(self, Error(), parts),
           test_quotas.test_a_commit_that_may_still_happen_counts_until_it_cannot_any_more),
