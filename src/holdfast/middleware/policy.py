@@ -9,6 +9,8 @@ Checks in this order, each before anything is done: access (`verbs.py`, `grants.
 as conditions, so that it holds at the instant of the commit. Who acts is who the credential names: a batch of another actor is
 refused. An identity has one space; every other one is refused in the same words, whether it exists or not.
 
+What others read must be readable: a value that is not JSON is InvalidInput. Administrators bring entries as they are.
+
 What it costs: a batch its operations or its conditions, whichever are more; a read its keys; a scan, a watch, and
 everything else 1.
 
@@ -23,6 +25,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn
 
 from holdfast.clock import Clock
+from holdfast.codec import check_json
 from holdfast.engine import (
     SYSTEM_ACTOR,
     Batch,
@@ -33,6 +36,7 @@ from holdfast.engine import (
     Entry,
     Finding,
     Page,
+    Push,
     Put,
     Receipt,
     SpaceInfo,
@@ -153,6 +157,7 @@ class PolicedEngine:
             # One Put of a record, what is sent most: the same checks as below, without looking anything up.
             if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
                 self._refuse_rate(1, wait_ms, space, "Set", key)
+            check_json(op.value)
             size = len(op.value)
             book = self._books.get(space)
             amount = size + len(key)
@@ -216,6 +221,8 @@ class PolicedEngine:
             if verb not in verbs:
                 self._deny_verb(space, verb, key)
         for op in batch.operations:
+            if type(op) is Put or type(op) is Push:
+                check_json(op.value)
             if type(op) is Put and op.owner is not None and op.owner != self._agent:
                 self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
         try:
