@@ -9,6 +9,8 @@ Checks in this order, each before anything is done: access (`verbs.py`, `grants.
 as conditions, so that it holds at the instant of the commit. Who acts is who the credential names: a batch of another actor is
 refused. An identity has one space; every other one is refused in the same words, whether it exists or not.
 
+What others read must be readable: a value that is not JSON is InvalidInput. Administrators bring entries as they are.
+
 What it costs: a batch its operations or its conditions, whichever are more; a read its keys; a scan, a watch, and
 everything else 1.
 
@@ -23,6 +25,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn
 
 from holdfast.clock import Clock
+from holdfast.codec import check_json
 from holdfast.engine import (
     CONDITIONS_MAX,
     SYSTEM_ACTOR,
@@ -35,6 +38,7 @@ from holdfast.engine import (
     Finding,
     Increment,
     Page,
+    Push,
     Put,
     Receipt,
     Reply,
@@ -242,6 +246,7 @@ class PolicedEngine:
             return None
         if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
             self._refuse_rate(1, wait_ms, space, "Set", key)
+        check_json(op.value)
         book.begun += amount
         book.pending += amount
         book.flying += 1
@@ -276,6 +281,8 @@ class PolicedEngine:
             if verb not in verbs:
                 self._deny_verb(space, verb, key)
         for op in batch.operations:
+            if type(op) is Put or type(op) is Push:
+                check_json(op.value)
             if type(op) is Put and op.owner is not None and op.owner != self._agent:
                 self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
         try:
