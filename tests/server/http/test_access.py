@@ -29,7 +29,7 @@ async def test_without_a_valid_token_nothing_answers_and_every_cause_gets_one_an
     async with port.client(None) as client:
         answers = [
             await client.request(method, path.replace("{", "").replace("}", ""), headers=headers)
-            for method, path in [*GUARDED, ("GET", "/nowhere"), ("PUT", "/v1/whoami")]
+            for method, path in [*GUARDED, ("GET", "/nowhere"), ("GET", "/no%0Awhere"), ("PUT", "/v1/whoami")]
         ]
     assert {answer.status_code for answer in answers} == {401}
     assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}

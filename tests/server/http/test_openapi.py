@@ -13,6 +13,7 @@ import httpx
 
 import holdfast
 from holdfast.clock import SystemClock
+from holdfast.server.http import Limits
 from holdfast.server.http.openapi import document
 from holdfast.server.http.table import ENDPOINTS
 from tests.server.http.keeping import ADMIN, Keeper, Running, running
@@ -76,7 +77,8 @@ async def test_the_server_does_what_the_document_says(tmp_path: Path) -> None:
     """schemathesis sends what fits the document and what does not, and compares every answer with it."""
     async with holdfast.open("memory:", background=False) as store:
         keeper = Keeper(store, SystemClock())
-        async with running(keeper, metrics=lambda: b"up 1\n") as port:
+        limits = Limits(lock_wait_ms_max=200)  # nobody waits for its turn for longer than a request may take
+        async with running(keeper, metrics=lambda: b"up 1\n", limits=limits) as port:
             process = await asyncio.create_subprocess_exec(
                 str(Path(sys.executable).parent / "schemathesis"),
                 "run",

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -67,7 +68,7 @@ def make_app(
     for each in ENDPOINTS:
         by_path.setdefault(each.path, {})[each.method] = each
     routes = [Route(_pattern(path), Resource(port, methods)) for path, methods in by_path.items()]
-    nowhere = Route("/{path:path}", Resource(port, {}))
+    nowhere = Route("/{path:rest}", Resource(port, {}))
     app = Starlette(routes=[*routes, nowhere], middleware=[Middleware(Front, port=port)])
     app.state.port = port
     return app
@@ -75,7 +76,22 @@ def make_app(
 
 def _pattern(path: str) -> str:
     """Names may hold slashes, and stand at the end."""
-    return re.sub(r"\{(key|name)\}$", r"{\1:path}", path)
+    return re.sub(r"\{(key|name)\}$", r"{\1:rest}", path)
+
+
+class _Rest(Convertor[str]):
+    """The rest of a path, whatever it is: Starlette's own stops at a line's end."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("rest", _Rest())
 
 
 class Front:
