@@ -63,6 +63,16 @@ class Session:
     def _named_agent(self) -> str | None:
         return _chosen(self.given_agent, "HOLDFAST_AGENT")
 
+    def agent_in(self, store: Store) -> str:
+        """On whose behalf to act there: a keeper knows who is asking."""
+        return self._named_agent or (AGENT if store.identity is None else store.identity.agent)
+
+    def space_in(self, store: Store) -> str:
+        """The space meant there: a keeper's token is of one, unless it is an administrator's."""
+        if store.identity is None or store.identity.space == EVERY_SPACE:
+            return self.space_name
+        return self.named_space or store.identity.space
+
     @property
     def url(self) -> str:
         return self._named_store or str(default_store())
@@ -103,13 +113,10 @@ class Session:
         check_space(self.space_name)
         check_agent(self.agent)
         async with self.store(create=create) as store:
-            name, agent = self.space_name, self.agent
-            if store.identity is not None:  # a keeper knows who is asking, and where he belongs
-                agent = self._named_agent or store.identity.agent
-                name = name if store.identity.space == EVERY_SPACE else self.named_space or store.identity.space
-                yield store.space(name, agent=agent)
+            space = store.space(self.space_in(store), agent=self.agent_in(store))
+            if store.identity is not None:  # who looks at it through a keeper sees what everybody sees
+                yield space
                 return
-            space = store.space(name, agent=agent)
             for info in await store.engine.spaces(space.name):
                 if info.durability == "volatile":
                     output.note(

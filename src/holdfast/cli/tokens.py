@@ -60,7 +60,7 @@ async def create(
     checked_space(where, kind)
     optional_ms(ttl)
     async with session.store(create=True) as store:
-        text, made = await Tokens(store.engine, SystemClock(), session.agent).create(name, where, kind, ttl)
+        text, made = await Tokens(store.engine, SystemClock(), session.agent_in(store)).create(name, where, kind, ttl)
     output.value({"token": str(text), **_told(made)} if session.json else str(text), session.json)
     if not session.json:
         until = f"until {output.moment(as_datetime(made.expires_at))}" if made.expires_at else "until it is revoked"
@@ -80,7 +80,7 @@ async def list_(session: Session) -> None:
       holdfast token list --space contoso --json
     """
     async with session.store() as store:
-        found = await Tokens(store.engine, SystemClock(), session.agent).list()
+        found = await Tokens(store.engine, SystemClock(), session.agent_in(store)).list()
     found = [token for token in found if session.given_space in (None, token.space)]
     if session.json:
         output.json_line([_told(token) for token in found])
@@ -106,7 +106,9 @@ async def revoke(
       holdfast token revoke worker-7 --space contoso
     """
     async with session.store() as store:
-        ended = await Tokens(store.engine, SystemClock(), session.agent).revoke(which, space=session.given_space)
+        ended = await Tokens(store.engine, SystemClock(), session.agent_in(store)).revoke(
+            which, space=session.given_space
+        )
     told = [_told(token) for token in ended]
     output.value(told if session.json else "\n".join(token.id for token in ended), session.json)
 

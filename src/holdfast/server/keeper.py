@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Engine
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.leases import Leases
 from holdfast.layers.locks import Coordination
@@ -265,6 +266,5 @@ async def _bound(where: str, listening: Any) -> Any:
     try:
         return await listening
     except OSError as exc:
-        raise InvalidInput(
-            f"the keeper cannot listen on {where}: {exc.strerror or exc}. Is another one running?"
-        ) from exc
+        why = os.strerror(exc.errno) if exc.errno else exc
+        raise Unavailable(f"the keeper cannot listen on {where}: {why}. Is another one running?") from exc
