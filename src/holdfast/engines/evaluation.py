@@ -113,6 +113,8 @@ class Group:
         self.usage: dict[tuple[str, str], list[int]] = {}
         self.commits: list[Stored] = []
         self.touched = False
+        self.untold: set[str] = set()
+        """Keys whose entry has something the feed does not tell: a touched expiry, another's age, a large value."""
         self._requests: dict[tuple[str, str], Stored] = {}
         """Commits by the request ids that must be found again quickly."""
         self._due = state.due(self.now, SWEEP_MAX)
@@ -204,6 +206,8 @@ class Group:
             self.touched = True
         if step.writes:
             self.writes.update(step.writes)
+        if step.untold:
+            self.untold.update(step.untold)
         for old, new in step.replaced:
             self._account(old, new)
         return Receipt(self.revision, self.now, results)
@@ -256,7 +260,7 @@ class Group:
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
-    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "writes")
+    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "untold", "writes")
 
     def __init__(self, group: Group, batch: Batch) -> None:
         self.group = group
@@ -269,6 +273,7 @@ class _Step:
         self.changes: list[Change] = []
         self.replaced: list[tuple[Entry | None, Entry | None]] = []
         self.expired: dict[str, Entry] = {}
+        self.untold: list[str] = []
 
     def live(self, key: str) -> Entry | None:
         """The entry as this batch sees it; an expired one is not there."""
@@ -343,6 +348,8 @@ class _Step:
         if old is None or old.owner != owner or len(old.value) != change.size:
             self.replaced.append((old, new))
         self.changes.append(change)
+        if change.size > FEED_VALUE_BYTES_MAX:
+            self.untold.append(key)
 
     def _remove(self, op: str, old: Entry) -> None:
         self.writes[old.key] = None
@@ -373,6 +380,7 @@ class _Step:
         expires_at = max(entry.expires_at, self.now + op.ttl_ms)
         if expires_at != entry.expires_at:
             self.writes[op.key] = msgspec.structs.replace(entry, expires_at=expires_at)
+            self.untold.append(op.key)
         return expires_at
 
     def _take(self, op: Take) -> list[Entry]:
@@ -387,6 +395,7 @@ class _Step:
             self._put("take", key, old.value, there, self.batch.actor, old.expires_at, old.tag)
             new = msgspec.structs.replace(self.writes[key], created_at=old.created_at)  # type: ignore[type-var]
             self.writes[key] = new
+            self.untold.append(key)
             moved.append(new)  # type: ignore[arg-type]
         if moved:
             if op.source_counter is not None:
