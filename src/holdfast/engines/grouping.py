@@ -161,9 +161,11 @@ class Turns:
 
         def done(future: asyncio.Future[T]) -> None:
             self.in_thread, self._asked = None, False
-            if then is not None:
-                then(future.result())
-            self.ask()
+            try:
+                if then is not None:
+                    then(future.result())
+            finally:
+                self.ask()
 
         self._asked = True
         self.in_thread = running = self._loop.run_in_executor(self._threads, work)

@@ -159,13 +159,13 @@ class ResidentEngine:
 
     def apply(self, done: list[Done]) -> None:
         """Show what is in the file now, and wake whoever waits for it."""
-        for home, group, id in done:
+        for home, group, id, size in done:
             if not home.exists:
                 self._dropped.pop(home.name, None)
                 self._spaces[home.name] = home
             home.adopt(group, id)
             if group.commits:
-                self._tail.add(home.recent, group.commits)
+                self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)
                 if bells is not None:
                     bells.ring(group.commits)

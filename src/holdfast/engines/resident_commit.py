@@ -50,11 +50,12 @@ PROBE_EVERY: Final = 256
 
 
 class Done(NamedTuple):
-    """A group of one space whose rows are written, and the id of the space."""
+    """A group of one space whose rows are written, the id of the space, and the bytes of the feed's row."""
 
     home: ResidentSpace
     group: Group
     id: int
+    size: int
 
 
 class _Job(msgspec.Struct):
@@ -245,8 +246,8 @@ class GroupCommit:
         done: list[Done] = []
         for home, group in written:
             is_behind = home.unfolded.folded is not None
-            id = self.rows.log(home, group, requests_are_new=known_new, is_behind=is_behind)
-            done.append(Done(home, group, id))
+            id, size = self.rows.log(home, group, requests_are_new=known_new, is_behind=is_behind)
+            done.append(Done(home, group, id, size))
         if self._folds:
             self._slice = self.folding.write_slice(sum(len(group.writes) for _, group in written))
         return done
@@ -296,7 +297,7 @@ class GroupCommit:
             self.folding.committed(self._slice)
         self._folds = True
         self._keeping.apply(done)
-        for home, _, _ in done:
+        for home, _, _, _ in done:
             self.folding.begin_if_due(home)
         if done:
             self._call_later(FOLD_S, self._fold_what_is_old)

@@ -285,15 +285,17 @@ class Writer:
         self._tell(space, group, requests_are_new)
         return space
 
-    def log(self, state: Written, group: Group, *, requests_are_new: bool, is_behind: bool) -> int:
-        """The same, but of the entries only what the feed does not tell; the others are left to be folded later."""
+    def log(self, state: Written, group: Group, *, requests_are_new: bool, is_behind: bool) -> tuple[int, int]:
+        """The same, but of the entries only what the feed does not tell; the others are left to be folded later.
+
+        Gives the space's id, and the bytes of the feed's row.
+        """
         space = self._revive(state.name, state.id, state.dropped, group.now)
         if group.commits and not is_behind:
             self.execute("INSERT INTO folds VALUES (?, ?)", (space, state.revision))
         if group.untold:
             self.fold(space, {key: group.writes[key] for key in group.untold}, state.large)
-        self._tell(space, group, requests_are_new)
-        return space
+        return space, self._tell(space, group, requests_are_new)
 
     def fold(self, space: int, entries: Mapping[str, Entry | None], large: set[str] | None = None) -> None:
         """Write these entries, or remove them. `large` has those of the keys that have a row in `large`; None: any may."""
@@ -310,14 +312,17 @@ class Writer:
         else:
             self.execute("UPDATE folds SET revision = ? WHERE space = ?", (upto, space))
 
-    def _tell(self, space: int, group: Group, requests_are_new: bool) -> None:
+    def _tell(self, space: int, group: Group, requests_are_new: bool) -> int:
+        """The feed's row, with its number of bytes, the requests and the usage."""
+        size = 0
         if group.commits:
-            self._head(space, group.revision, group.now, group.last_id, group.commits)
+            size = self._head(space, group.revision, group.now, group.last_id, group.commits)
             verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
             asked = [(space, c.actor, c.request_id, c.version) for c in group.asked]
             self._each(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
         if group.usage:
             self._charge(space, group.usage)
+        return size
 
     def create(self, name: str, durability: Durability, audit_reads: bool, now: int) -> None:
         row = first_row(self.execute, _SPACE, (name,))
@@ -414,12 +419,12 @@ class Writer:
         (space,) = first_row(self.execute, sql, (name, durability, audit_reads, now))
         return int(space)
 
-    def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> None:
+    def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> int:
         if revision > REVISION_MAX:
             raise InvalidInput(f"revision {revision} is beyond what a SQLite store can count to ({REVISION_MAX})")
-        self.execute(
-            "INSERT INTO feed VALUES (?, ?, ?, ?)", (feed_id(space, revision), time, last_id, _encode_commits(commits))
-        )
+        row = _encode_commits(commits)
+        self.execute("INSERT INTO feed VALUES (?, ?, ?, ?)", (feed_id(space, revision), time, last_id, row))
+        return len(row)
 
     def _clear_feed(self, space: int) -> None:
         self.execute("DELETE FROM feed WHERE id BETWEEN ? AND ?", (feed_id(space, 0), feed_id(space, REVISION_MAX)))
