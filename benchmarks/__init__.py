@@ -14,6 +14,7 @@ NAMES: Final = (
     "sqlite_set_processes",
     "sqlite_get",
     "memory_set",
+    "resident_cpu",
     "redis_set",
     "postgres_set",
     "flat",

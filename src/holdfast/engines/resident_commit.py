@@ -249,7 +249,7 @@ class GroupCommit:
             id, size = self.rows.log(home, group, requests_are_new=known_new, is_behind=is_behind)
             done.append(Done(home, group, id, size))
         if self._folds:
-            self._slice = self.folding.write_slice(sum(len(group.writes) for _, group in written))
+            self._slice = self.folding.write_slice(dict(written))
         return done
 
     def _begin(self, durability: str) -> None:
@@ -336,7 +336,7 @@ class GroupCommit:
         try:
             self.check()
             self._begin("async")
-            self._slice = self.folding.write_slice(None)
+            self._slice = self.folding.write_slice({})
         except (apsw.Error, Error):
             self._rollback()
             return False

@@ -12,7 +12,7 @@ the feed. After a crash the next owner lays the feed over the rows (`sqlite_fold
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.engine import Entry
@@ -73,6 +73,8 @@ class Slice(NamedTuple):
 
     home: ResidentSpace
     rows: dict[str, Entry | None]
+    done: int
+    """Keys of the pass that are done with it."""
     folded: int | None
     """What `folds` says now."""
 
@@ -95,29 +97,31 @@ class Folding:
             unfolded.begin_pass(home.revision)
             self._homes.append(home)
 
-    def write_slice(self, beside: int | None) -> Slice | None:
-        """Within a transaction: the next rows. `beside` is how many entries the group in it writes; None: it is alone."""
+    def write_slice(self, groups: Mapping[ResidentSpace, Group]) -> Slice | None:
+        """Within a transaction: the next rows. `groups` are written in it too; if there are none, it is on its own."""
         while self._homes and not self._homes[0].exists:
             self._homes.pop(0)  # dropped meanwhile
         if not self._homes:
             return None
         home = self._homes[0]
-        unfolded, entries = home.unfolded, home.entries
-        count = SLICE_ROWS + (beside or SLICE_ROWS)
-        rows = {key: entries.get(key) for key in reversed(unfolded.passing[-count:])}
-        space = home.id or 0
+        unfolded, entries, space = home.unfolded, home.entries, home.id or 0
+        count = SLICE_ROWS + (sum(len(group.writes) for group in groups.values()) or SLICE_ROWS)
+        keys = unfolded.passing[-count:]
+        # What the group itself has written must not be written over with what is in memory until it is committed.
+        written = groups[home].untold if home in groups else ()
+        rows = {key: entries.get(key) for key in reversed(keys) if key not in written}
         self._rows.fold(space, rows, home.large)
         folded = unfolded.folded
-        if len(rows) == len(unfolded.passing):
-            folded = None if beside is None and not unfolded.changed else unfolded.upto
+        if len(keys) == len(unfolded.passing):
+            folded = None if not groups and not unfolded.changed else unfolded.upto
             self._rows.folded(space, folded)
-        return Slice(home, rows, folded)
+        return Slice(home, rows, len(keys), folded)
 
     def committed(self, slice: Slice) -> None:
         """The slice is in the file."""
         home, unfolded = slice.home, slice.home.unfolded
         home.note_rows(slice.rows)
-        del unfolded.passing[len(unfolded.passing) - len(slice.rows) :]
+        del unfolded.passing[len(unfolded.passing) - slice.done :]
         unfolded.folded = slice.folded
         if not unfolded.passing:
             self._homes.remove(home)
