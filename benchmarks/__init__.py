@@ -15,6 +15,7 @@ NAMES: Final = (
     "sqlite_get",
     "memory_set",
     "policy_cost",
+    "resident_cpu",
     "redis_set",
     "postgres_set",
     "flat",

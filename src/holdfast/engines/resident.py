@@ -52,7 +52,7 @@ from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import Bells, ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
-from holdfast.engines.sqlite_file import FileLock, ForeignFile, connect, translating
+from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
 from holdfast.engines.sqlite_rows import Execute
 from holdfast.errors import InvalidInput, Unavailable
 
@@ -85,16 +85,15 @@ class ResidentEngine:
         lock = FileLock(path)
         try:
             await claim(path, lock)
-            opened = await asyncio.to_thread(open_file, path, asyncio.get_running_loop().time)
-            lock.sign()
-            engine = cls(path, lock, clock or SystemClock(), on_failure, opened)
+            with lock.signed():
+                opened = await asyncio.to_thread(open_file, path, asyncio.get_running_loop().time)
+                return cls(path, lock, clock or SystemClock(), on_failure, opened)
         except ForeignFile:
             lock.remove()
             raise
         except BaseException:
             lock.close()
             raise
-        return engine
 
     def __init__(self, path: Path, lock: FileLock, clock: Clock, on_failure: OnFailure | None, opened: Opened) -> None:
         self.path = path
@@ -164,6 +163,9 @@ class ResidentEngine:
             return self._volatile.write(space, batch)
         return Waiting(space, home.durability, batch, size)
 
+    def homes(self) -> list[ResidentSpace]:
+        return list(self._spaces.values())
+
     def write_volatile(self, space: str, batch: Batch) -> Receipt:
         return self._volatile.write(space, batch)
 
@@ -173,13 +175,13 @@ class ResidentEngine:
 
     def apply(self, done: list[Done]) -> None:
         """Show what is in the file now, and wake whoever waits for it."""
-        for home, group, id in done:
+        for home, group, id, size in done:
             if not home.exists:
                 self._dropped.pop(home.name, None)
                 self._spaces[home.name] = home
             home.adopt(group, id)
             if group.commits:
-                self._tail.add(home.recent, group.commits)
+                self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)
                 if bells is not None:
                     bells.ring(group.commits)
@@ -289,7 +291,7 @@ class ResidentEngine:
             await self._volatile.load(space, entries, revision)
         else:
             now = self._clock.now_ms()
-            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), entries)
+            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), REVISION_MAX, entries)
 
     async def compact(self, space: str, upto: int) -> None:
         home = self._find(space)
@@ -297,16 +299,33 @@ class ResidentEngine:
             await self._volatile.compact(space, upto)
         elif home is not None and home.id is not None:
             id = home.id
-            while await self._administer(space, lambda: self._rows.compact(id, upto)):
+            while await self._administer(space, lambda: self._rows.compact(id, upto), upto):
                 pass
 
-    async def _administer(self, space: str, work: Callable[[], Any], entries: list[Entry] | None = None) -> Any:
-        """Change the rows of a space; afterwards it is in memory what it is in the file."""
+    async def _administer(
+        self, space: str, work: Callable[[], Any], folded_upto: int = 0, entries: list[Entry] | None = None
+    ) -> Any:
+        """Change the rows of a space; afterwards it is in memory what it is in the file.
+
+        `folded_upto` is the revision up to which the work needs the feed in the entries, or takes it away.
+        """
+        folding = self._commits.folding
+
+        def is_behind(home: ResidentSpace) -> bool:
+            return home.unfolded.folded is not None and home.unfolded.folded < folded_upto
+
+        def run() -> Any:
+            home = self.home_of(space)
+            if is_behind(home):
+                folding.write_all(home)
+            return work()
 
         def then() -> None:
             home = self.home_of(space)
             self._spaces.pop(space, None)
             home.refresh()
+            if home.dropped or is_behind(home):
+                folding.forget(home)
             if home.dropped:
                 home = self._dropped[space] = ResidentSpace(self._link, space)
                 home.refresh()
@@ -315,12 +334,13 @@ class ResidentEngine:
                 self._dropped.pop(space, None)
                 self._spaces[space] = home
                 home.load(entries or ())
+                home.note_rows({entry.key: entry for entry in entries or ()})
                 if home.durability == "volatile":
                     self._volatile.make(space, "volatile")
             if (entries is not None or home.dropped) and (bells := self._bells.get(space)) is not None:
                 bells.ring_all()
 
-        return await self._commits.administer(work, then)
+        return await self._commits.administer(run, then)
 
     # --- the store as a whole ---
 
@@ -355,12 +375,14 @@ class ResidentEngine:
             return
         self._closed = True  # what was accepted is finished; nothing new is
         await self._commits.close()
+        folded = all(home.unfolded.folded is None for home in self._spaces.values())
         self._spaces.clear()
         await self._volatile.close()
         self._wake_all()
         with contextlib.suppress(apsw.Error):  # the disk may have failed
             if self._reader is not None:
                 self._reader.close()
-        self._lock.unsign()
+        if folded and self.failure is None:
+            self._lock.unsign()
         self._lock.release()
         self._lock.close()
