@@ -18,8 +18,9 @@ help: ## list these commands
 	@echo "Holdfast. Each command sets up what it needs the first time."
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: setup ## eight agent processes share a store, some are killed with -9, nothing acknowledged is lost (15 s)
+demo: setup ## agents share a file, then a keeper over the network; some are killed with -9, nothing acknowledged is lost (35 s)
 	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo_keeper.py
 
 test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
 	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10

@@ -2,7 +2,8 @@
 
 The ```python blocks of a page run one after the other in one namespace, in an empty folder; `await` may stand at the top
 level. An ```output block is what the python block before it printed. In a ```console block the lines after `$ ` are run
-and the others are their output. In output, … stands for anything within a line, or alone on a line for any lines.
+and the others are their output. A ```yaml block is written to keeper.yaml. In output, … stands for anything within a
+line, or alone on a line for any lines.
 
 `docs/reference/cli.md` is made from the command line's own help: `python -m tests.test_docs` writes it anew.
 """
@@ -93,6 +94,8 @@ class Page:
                     check_output(where, block.text, self._printed)
                 elif block.language == "console":
                     self._console(where, block.text)
+                elif block.language == "yaml":
+                    Path("keeper.yaml").write_text(block.text)
 
     def _python(self, block: Block, runner: asyncio.Runner) -> None:
         source = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's own lines
@@ -215,7 +218,7 @@ def test_decisions_are_numbered_without_gaps_and_have_their_parts() -> None:
 
 # --- the command line's page ---
 
-COMMON = ("store", "space", "agent", "json")
+COMMON = ("store", "space", "agent", "json", "token")
 
 
 def cli_reference() -> str:

@@ -35,6 +35,7 @@ PUBLIC_MODULES = {
     "holdfast": "what users import",
     "holdfast.blocking": "what users without an event loop import",
     "holdfast.testing": "what authors of engines import",
+    "holdfast.middleware.policy": "what a server imports that guards an engine",
 }
 
 

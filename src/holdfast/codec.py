@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+WHOLE_BYTES_MAX: Final = 16 * 1024
+"""Up to here a foreign value is looked at by reading it; beyond, that would take too long."""
 _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
@@ -38,6 +40,10 @@ def _decode_foreign(type_: type, value: Any) -> Any:
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted").encode
 _decode = msgspec.json.Decoder().decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
+_NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_FAR: Final = (b"0" * 200, b"e000", b"e+000")
+"""One of these is in every number, written with `_NUMERALS`, that is too large to be read."""
 
 
 def encode(value: Any) -> bytes:
@@ -81,16 +87,32 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         try:
             value: Any = _decode(data)
             return value  # type: ignore[no-any-return]
-        except msgspec.DecodeError as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     try:
         read_pydantic = getattr(as_type, "model_validate_json", None)
         if read_pydantic is not None:
             return cast(T, read_pydantic(bytes(data)))
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
-    except (msgspec.ValidationError, TypeError, ValueError) as exc:
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as exc:
         name = getattr(as_type, "__name__", str(as_type))
         raise InvalidInput(f"the stored value is not a {name}: {exc}") from exc
+
+
+def check_json(data: bytes) -> None:
+    """Refuse what `decode` could not read, before it is stored: for values that somebody else encoded."""
+    try:
+        if len(data) <= WHOLE_BYTES_MAX:
+            _decode(data)
+            return
+        _skip(data)
+        if not data.isascii():
+            data.decode()
+        numerals = data.translate(_NUMERALS)
+        if any(far in numerals for far in _FAR):
+            _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidInput(f"a value must be JSON: {exc}") from None
 
 
 def integer(data: bytes) -> int | None:

@@ -26,7 +26,6 @@ Values are opaque bytes (canonical JSON, made by `codec.py`), except that increm
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -58,7 +57,7 @@ SYSTEM_ACTOR: Final = "holdfast"
 """Who acts when the store does something by itself: expiry, sealing, collecting. No agent may have this name."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a key holds. Instants are milliseconds since 1970, UTC; `tag` says what the value is, for the layer it belongs to."""
 
     key: str
@@ -74,38 +73,44 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 # --- conditions: they name keys, and all of them hold or the batch is refused ---
 
 
-class Absent(msgspec.Struct, frozen=True, tag="absent", gc=False):
+class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent", gc=False):
     key: str
 
 
-class Present(msgspec.Struct, frozen=True, tag="present", gc=False):
+class Present(msgspec.Struct, frozen=True, array_like=True, tag="present", gc=False):
     key: str
 
 
-class VersionIs(msgspec.Struct, frozen=True, tag="version", gc=False):
+class VersionIs(msgspec.Struct, frozen=True, array_like=True, tag="version", gc=False):
     key: str
     version: int
 
 
-class ValueIs(msgspec.Struct, frozen=True, tag="value", gc=False):
+class ValueIs(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=False):
     key: str
     value: bytes
 
 
-class AtLeast(msgspec.Struct, frozen=True, tag="at_least", gc=False):
+class AtLeast(msgspec.Struct, frozen=True, array_like=True, tag="at_least", gc=False):
     """The number under `key` is at least `number`; an absent key counts as 0, as it does for Increment."""
 
     key: str
     number: int
 
 
-Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast
+class Mine(msgspec.Struct, frozen=True, array_like=True, tag="mine", gc=False):
+    """Nobody else has it: the key is absent, or its owner is the batch's actor. What the ownership rule is made of."""
+
+    key: str
+
+
+Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast | Mine
 
 
 # --- operations, applied in order ---
 
 
-class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     """Write the value, its ttl (None: it never expires) and its tag together. `owner` defaults to the actor."""
 
     key: str
@@ -115,13 +120,13 @@ class Put(msgspec.Struct, frozen=True, tag="put", gc=False):
     owner: str | None = None
 
 
-class Delete(msgspec.Struct, frozen=True, tag="delete", gc=False):
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
     """Remove the entry; its result says whether there was one."""
 
     key: str
 
 
-class Increment(msgspec.Struct, frozen=True, tag="increment", gc=False):
+class Increment(msgspec.Struct, frozen=True, array_like=True, tag="increment", gc=False):
     """Add to a number and give the sum. An absent key counts as 0. Keeps owner and tag, and the expiry unless `ttl_ms` sets it."""
 
     key: str
@@ -129,14 +134,14 @@ class Increment(msgspec.Struct, frozen=True, tag="increment", gc=False):
     ttl_ms: int | None = None
 
 
-class Touch(msgspec.Struct, frozen=True, tag="touch", gc=False):
+class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch", gc=False):
     """Extend the life of an entry to now + ttl, never shorten it. Refused (Conflict) when the entry is gone. No write: no version, no event."""
 
     key: str
     ttl_ms: int
 
 
-class Push(msgspec.Struct, frozen=True, tag="push", gc=False):
+class Push(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
     """Write under `prefix` + a 19-digit id that is assigned at commit: unique in the space, ordered by commit, and by time."""
 
     prefix: str
@@ -145,7 +150,7 @@ class Push(msgspec.Struct, frozen=True, tag="push", gc=False):
     tag: str = ""
 
 
-class Take(msgspec.Struct, frozen=True, tag="take", gc=False):
+class Take(msgspec.Struct, frozen=True, array_like=True, tag="take", gc=False):
     """Move the first `n` entries under `source` (keys below `upto`, if given) under `target`; their owner is the taker.
 
     Gives the moved entries. `source_counter` falls and `target_counter` grows by their number.
@@ -163,7 +168,7 @@ Operation: TypeAlias = Put | Delete | Increment | Touch | Push | Take
 Result: TypeAlias = bool | int | str | list[Entry] | None
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Conditions and operations, committed all or nothing.
 
     `fresh` promises that the request id was generated for this batch and is sent for the first time, so an engine need
@@ -177,7 +182,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     fresh: bool = False
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer to a batch: the space's revision after it, its time, and one result per operation.
 
     Put: None. Delete: whether it was there. Increment: the sum. Touch: the new expiry. Push: the key. Take: the entries.
@@ -221,7 +226,7 @@ class ChangeSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return cursor_at(self.version)
 
 
-class Page(msgspec.Struct, frozen=True):
+class Page(msgspec.Struct, frozen=True, array_like=True):
     """A part of a scan, from one snapshot at `revision`; `more` says whether there is a next one (after the last key)."""
 
     entries: list[Entry]
@@ -319,16 +324,33 @@ class Engine(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """Whom to tell what became of a batch, once and on the event loop; a Future is one."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool:
+        """Nobody wants it any more; a batch that was not begun yet is left out."""
+        ...
+
+    def set_result(self, receipt: Receipt, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
 @runtime_checkable
 class Submits(Protocol):
-    """What an engine may offer to a server besides: `commit` without a coroutine, for very many batches in flight."""
+    """What an engine may offer to a server besides: `commit` and `get` without a coroutine, for very many in flight."""
 
-    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
-        """Check the batch and queue it, at once; the future has the receipt, or the refusal, when it was committed.
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+        """Check the batch and queue it, at once; the reply has the receipt, or the refusal, when it was committed.
 
-        What no engine may accept raises here. Cancelling the future takes the batch back if it was not begun yet, and
-        touches no other.
+        What no engine may accept raises here. False: this batch needs `commit`, and nothing was done.
         """
+        ...
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get`, at once. None: these keys need `get`."""
         ...
 
 

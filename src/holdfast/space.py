@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from holdfast.clock import Duration
-from holdfast.engine import Condition, Operation, Receipt, SpaceInfo, cursor_at
-from holdfast.errors import InvalidInput, NotFound
+from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
+from holdfast.errors import NotFound
+from holdfast.identity import check_agent as check_agent
+from holdfast.identity import check_space as check_space
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
-from holdfast.layers.lines import Kind
+from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.scope import Scope
@@ -21,9 +22,6 @@ from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
 
 T = TypeVar("T")
-
-AGENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}", re.ASCII)
-SPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
 
 class Space:
@@ -101,6 +99,10 @@ class Space:
         size = check_units(size, "size")
         return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)
 
+    def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
+        """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
+        return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
+
     def _wanted(
         self,
         kind: Kind,
@@ -151,15 +153,3 @@ class Space:
 
     def __repr__(self) -> str:
         return f"<Space {self.name!r} as {self.agent!r}>"
-
-
-def check_agent(name: str) -> None:
-    if not isinstance(name, str) or AGENT.fullmatch(name) is None:
-        raise InvalidInput(f"an agent's name is letters, digits, '_' and '-', at most 128, not {name!r:.60}")
-    if name == "holdfast":
-        raise InvalidInput("the agent name 'holdfast' belongs to the store itself; choose another")
-
-
-def check_space(name: str) -> None:
-    if not isinstance(name, str) or SPACE.fullmatch(name) is None:
-        raise InvalidInput(f"a space's name is letters, digits, '_', '-' and '.', at most 128, not {name!r:.60}")

@@ -18,6 +18,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
 from holdfast.engines.registry import file_of, open_engine
 from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.identity import Identity, Secret
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
@@ -47,6 +48,14 @@ class _MayRefuse(Protocol):
     async def require(self, durability: Durability) -> None: ...
 
 
+@runtime_checkable
+class _Kept(Protocol):
+    """An engine behind a keeper, which looks after its spaces itself and knows who is asking."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+
 def open(
     url: str,
     *,
@@ -56,20 +65,29 @@ def open(
     blobs: str | Path | None = None,
     durability: Durability | None = "sync",
     background: bool = True,
+    token: str | None = None,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
-    `url` is a path ("team.db"), "memory:", "redis://…" or "postgresql://…". `retention` and `redact` change the defaults.
+    `url` is a path ("team.db"), "memory:", "redis://…", "postgresql://…" or a keeper's "holdfast://…". `retention` and `redact` change the defaults.
     `blobs` is the folder for large data, by default beside the file. `durability` is what spaces are made with that name no
     other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
-    `background=False` leaves sweeping, sealing and pruning to other processes.
+    `background=False` leaves sweeping, sealing and pruning to other processes. `token` is what a keeper knows you by; other
+    stores take none.
     """
     if durability is not None:
         check_durability(durability)
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
     return Store(
-        url, clock or SystemClock(), retention or Retention(), redact or Redaction(), folder, durability, background
+        url,
+        clock or SystemClock(),
+        retention or Retention(),
+        redact or Redaction(),
+        folder,
+        durability,
+        background,
+        None if token is None else Secret(token),
     )
 
 
@@ -85,6 +103,7 @@ class Store:
         blobs: Path | None,
         durability: Durability | None,
         background: bool,
+        token: Secret | None = None,
     ) -> None:
         self.url = url
         self._clock = clock
@@ -94,13 +113,18 @@ class Store:
         self._durability: Durability | None = durability
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._background = background
+        self._token = token
         self._engine: Engine | None = None
         self._audited: set[str] = set()
+        self._identity: Identity | None = None
 
     async def __aenter__(self) -> Store:
         if self._engine is not None:
             raise InvalidInput("this store is open already")
-        self._engine = await open_engine(self.url, self._clock)
+        self._engine = await open_engine(self.url, self._clock, self._token)
+        if isinstance(self._engine, _Kept):
+            self._identity = self._engine.identity
+            return self
         try:
             if self._durability is not None and isinstance(self._engine, _MayRefuse):
                 await self._engine.require(self._durability)
@@ -141,6 +165,11 @@ class Store:
             raise Unavailable("the store is not open; use: async with holdfast.open(...) as store")
         return self._engine
 
+    @property
+    def identity(self) -> Identity | None:
+        """Whom a keeper's token speaks for; None when there is no keeper."""
+        return self._identity
+
     @cached_property
     def _caretaker(self) -> Caretaker:
         return Caretaker(
@@ -164,18 +193,18 @@ class Store:
         self,
         name: str,
         *,
-        agent: str = "local",
+        agent: str | None = None,
         instance: str = "1",
         durability: Durability | None = None,
         audit_reads: bool = False,
     ) -> Space:
-        """A space as seen by an agent. It comes into being at its first use.
+        """A space as seen by an agent, "local" unless named; a keeper's token names it. It comes into being at its first use.
 
         `durability` is "sync" (on disk before the reply; the default), "async" or "volatile"; it is fixed when the space
         is made. `audit_reads` makes every read leave an audit record.
         """
         check_space(name)
-        check_agent(agent)
+        agent = self._agent(agent)
         check_agent(instance)
         if durability is not None:
             check_durability(durability)
@@ -186,8 +215,30 @@ class Store:
         if audit_reads or name in self._audited:
             self._audited.add(name)
             engine = AuditedReads(engine, agent)
-        self._caretaker.look_after(name)
+        if self._identity is None:
+            self._caretaker.look_after(name)
         return Space(self._scope(name, agent, instance, engine), self._blob_folder, self._coordination)
+
+    def seen_through(self, engine: Engine, name: str, agent: str, coordination: Coordination) -> Space:
+        """A space as a keeper shows it to one of its clients: through the engine that holds the client's rules."""
+        check_space(name)
+        check_agent(agent)
+        return Space(self._scope(name, agent, engine=engine), self._blob_folder, coordination)
+
+    def look_after(self, name: str) -> None:
+        """Include a space in the background work, whoever uses it."""
+        self._caretaker.look_after(name)
+
+    def _agent(self, given: str | None) -> str:
+        """On whose behalf a space is used."""
+        identity = self._identity
+        if identity is not None and (given is None or (given != identity.agent and identity.role != "admin")):
+            if given is not None:
+                raise InvalidInput(f"the token speaks for {identity.agent!r} and cannot write as {given!r}")
+            return identity.agent
+        agent = "local" if given is None else given
+        check_agent(agent)
+        return agent
 
     async def spaces(self) -> list[SpaceInfo]:
         """Every space, with its durability, revision and usage."""

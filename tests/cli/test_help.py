@@ -19,6 +19,9 @@ COMMANDS = [
     ["audit", "seal"],
     ["spaces", "create"],
     ["spaces", "drop"],
+    ["token", "create"],
+    ["token", "list"],
+    ["token", "revoke"],
 ]
 
 
@@ -26,9 +29,9 @@ COMMANDS = [
 def test_every_command_teaches_with_an_example_and_knows_the_common_options(cli: Cli, words: list[str]) -> None:
     told = cli(*words, "--help").out
     assert f"holdfast {words[0]}" in told.split("Example:")[1]
-    for option in ("--store", "--space", "--agent", "--json"):
+    for option in ("--store", "--space", "--agent", "--json", "--token"):
         assert option in told
-    for variable in ("HOLDFAST_STORE", "HOLDFAST_SPACE", "HOLDFAST_AGENT"):
+    for variable in ("HOLDFAST_STORE", "HOLDFAST_SPACE", "HOLDFAST_AGENT", "HOLDFAST_TOKEN"):
         assert variable in told
 
 

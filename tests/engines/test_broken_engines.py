@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt
+from holdfast.engine import Batch, ChangeSet, Engine, Entry, Mine, Put, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SqliteEngine
@@ -117,6 +117,14 @@ class ShowsExpiredEntries(MemoryEngine):
         return [self._spaces[space].entry(key) for key in keys]
 
 
+class LetsAnybodyClaim(MemoryEngine):
+    """Does not ask whose an entry is."""
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        others = tuple(each for each in batch.conditions if not isinstance(each, Mine))
+        return await super().commit(space, replace(batch, conditions=others))
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is broken, in which engine, and the test of the suite that says so."""
@@ -178,6 +186,12 @@ FAULTS = [
         "expired entry visible",
         ShowsExpiredEntries,
         conformance.TestExpiry().test_an_entry_is_visible_until_the_instant_it_expires_and_not_from_then_on,
+    ),
+    Fault(
+        "somebody else's entry",
+        LetsAnybodyClaim,
+        conformance.TestOwnership().test_mine_holds_for_the_owner_and_for_nobody_else,
+        fails_with=pytest.fail.Exception,
     ),
 ]
 

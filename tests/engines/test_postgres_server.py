@@ -117,6 +117,33 @@ async def test_a_schema_of_a_newer_version_is_refused_and_not_changed(url: str, 
     assert count == 1
 
 
+async def test_a_schema_of_version_1_is_brought_up_to_date_and_keeps_what_it_holds(url: str, schema: str) -> None:
+    """It had the same tables, and functions of the same names that took other parameters."""
+    async with opened(url) as engine:
+        first = await put(engine, b"1")
+    await shell(
+        url,
+        f"SET search_path = {schema}",
+        "DROP FUNCTION commit_one, commit_group",
+        "CREATE FUNCTION commit_one(_space int4) RETURNS int4 LANGUAGE sql AS 'SELECT 1'",
+        "CREATE FUNCTION commit_group(_space int4) RETURNS int4 LANGUAGE sql AS 'SELECT 1'",
+        "UPDATE meta SET value = '1' WHERE key = 'version'",
+    )
+    async with opened(url) as engine, opened(url) as other:
+        assert [await put(engine, b"2"), await put(other, b"3")] == [first + 1, first + 2]
+    [(version,)] = await shell(url, f"SELECT value FROM {schema}.meta WHERE key = 'version'")
+    named = f"SELECT proname FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname LIKE 'commit%'"
+    assert (version, sorted(await shell(url, named))) == (str(SCHEMA_VERSION), [("commit_group",), ("commit_one",)])
+
+
+async def test_a_process_whose_store_was_migrated_meanwhile_is_told_so(url: str, schema: str) -> None:
+    async with opened(url) as engine:
+        await put(engine, b"1")
+        await shell(url, f"DROP FUNCTION {schema}.commit_one")
+        with pytest.raises(IncompatibleStore, match="migrated by a newer holdfast"):
+            await put(engine, b"2")
+
+
 @pytest.mark.parametrize(
     "table", ["CREATE TABLE orders (id int)", "CREATE TABLE meta (id int)", "CREATE TABLE meta (key text, value text)"]
 )

@@ -17,6 +17,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "blobs.py": [],
     "blocking.py": [],
     "demo.py": ["--seconds", "2", "--kills", "3"],
+    "demo_keeper.py": ["--seconds", "3", "--agents", "3"],
     "records.py": [],
     "transactions.py": [],
     "watching.py": [],

@@ -172,14 +172,14 @@ async def test_a_failover_breaks_no_promise(group: Group, wait: int, record_prop
 
 
 async def until(ready: Callable[[], bool]) -> None:
-    while not ready():  # noqa: ASYNC110 - it is the servers' work
+    while not ready():
         await asyncio.sleep(0.05)
 
 
 async def more(clients: list[Client], count: int) -> None:
     """Return when so many more were acknowledged."""
     start = sum(len(client.acknowledged) for client in clients)
-    while sum(len(client.acknowledged) for client in clients) < start + count:  # noqa: ASYNC110 - it is the clients' work
+    while sum(len(client.acknowledged) for client in clients) < start + count:
         await asyncio.sleep(0.01)
 
 

@@ -12,19 +12,18 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.clock import SystemClock
 from holdfast.engine import Engine
-from holdfast.engines.registry import open_engine
 from holdfast.errors import Unavailable
 from holdfast.testing.history import Recorder, events
 from holdfast.testing.workload import Clients
+from tests.faults.driver import opened
 
 
 async def work(
     url: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
 ) -> None:
     former = [event for past in range(life) for event in events(Path(folder, f"{name}.{past}.jsonl"))]
-    engine = await opened(url)
+    engine = await soon_opened(url)
     recorder = Recorder(Path(folder, f"{name}.{life}.jsonl"), time.monotonic_ns)
     fleet = Clients(engine, space, recorder, name, life, keys)
     await fleet.resolve(former)
@@ -33,11 +32,11 @@ async def work(
     recorder.close()
 
 
-async def opened(url: str) -> Engine:
+async def soon_opened(url: str) -> Engine:
     """The store, as soon as its server is there."""
     while True:
         try:
-            return await open_engine(url, SystemClock())
+            return await opened(url)
         except Unavailable:
             await asyncio.sleep(0.02)
 

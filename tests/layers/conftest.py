@@ -1,4 +1,7 @@
-"""Stores for the tests of layers: every test runs on every engine, with a clock it moves itself."""
+"""Stores for the tests of layers: every test runs on every engine, with a clock it moves itself.
+
+One of them is a memory engine behind the policy of a keeper: no layer needs more than an agent may do.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import pytest
 
 import holdfast
 from holdfast import ManualClock, Space, Store
+from holdfast.engines import registry
+from tests.layers.policed import open_policed
 
 _numbers = itertools.count(1)
 
@@ -19,10 +24,13 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["memory", "policed", "sqlite", "redis", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A new store of each kind."""
     number = next(_numbers)
+    if request.param == "policed":
+        monkeypatch.setitem(registry.ENGINES, "policed", open_policed)
+        return "policed:"
     if request.param == "redis":
         return f"{request.getfixturevalue('redis_server').url}?prefix=layers{number}"
     if request.param == "postgres":

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Store
+from holdfast.engine import Receipt
 from holdfast.layers.lines import Place, in_turn
 
 T = TypeVar("T")
@@ -402,3 +403,23 @@ def test_whose_turn_it_is(line: str, size: int, expected: str) -> None:
         for number, letter in enumerate(line)
     ]
     assert "".join(in_turn(iter(places), size)) == expected
+
+
+async def test_a_store_that_does_not_answer_keeps_nobody_believing_in_a_lease(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewal hangs, as while a server is away: the holder hears in time that it cannot rely on the lock."""
+    space = store.space("contoso", agent="market")
+    guard = await space.lock("l", ttl="3s").acquire()
+
+    async def never(*_: object) -> Receipt:
+        return await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.engine), "commit", never)
+        for _ in range(30):
+            clock.advance("100ms")
+            await asyncio.sleep(0.001)
+        await soon(guard.until_lost())
+    with pytest.raises(LeaseLost):
+        await guard.space.records.set("k", 1)

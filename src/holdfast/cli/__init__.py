@@ -1,7 +1,7 @@
 """The command line: `holdfast get`, `set`, `watch`, `audit`, `export`, `doctor` and the rest.
 
 One file per topic holds the commands; `app.py` loads only the topic that is asked for, so that a command starts quickly.
-`command.py` gives every command the same four options, before or after its name. `session.py` finds and opens the store,
+`command.py` gives every command the same five options, before or after its name. `session.py` finds and opens the store,
 `output.py` is everything that is printed, `values.py` everything that is read from a person.
 
 This module is the boundary: whatever happens becomes an exit code, and one sentence on stderr when it is an error. 0 is

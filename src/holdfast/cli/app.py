@@ -12,7 +12,7 @@ import typer
 from typer.main import get_group
 
 from holdfast.cli import output
-from holdfast.cli.command import Agent, Json, SpaceName, Store, WordGroup
+from holdfast.cli.command import Agent, Json, SpaceName, Store, Token, WordGroup
 from holdfast.cli.session import Session
 
 TOPICS: Final = {
@@ -22,6 +22,8 @@ TOPICS: Final = {
     "holdfast.cli.audit": ("audit",),
     "holdfast.cli.locks": ("locks",),
     "holdfast.cli.spaces": ("spaces",),
+    "holdfast.cli.serve": ("serve",),
+    "holdfast.cli.tokens": ("token",),
     "holdfast.cli.moving": ("export", "import", "copy", "backup"),
     "holdfast.cli.care": ("doctor", "tidy"),
 }
@@ -54,6 +56,7 @@ def holdfast(
     space: SpaceName = None,
     agent: Agent = None,
     json: Json = False,
+    token: Token = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
 ) -> None:
     """The shared state of multi-agent systems, from the command line.
@@ -67,7 +70,7 @@ def holdfast(
     The options below may also stand after the command. Exit codes: 0 done, 2 wrong call, 3 conflict, 4 not found,
     14 unavailable, 18 damaged, 130 interrupted; docs/errors.md has them all.
     """
-    ctx.obj = Session(store, space, agent, json)
+    ctx.obj = Session(store, space, agent, json, token)
     if version:
         from holdfast import __version__
 

@@ -144,7 +144,7 @@ async def _audit(session: Session, *, system: bool = False) -> AsyncIterator[Aud
         if system:
             yield audit_of(store, SYSTEM_SPACE)
         else:
-            space = store.space(session.space_name, agent=session.agent)
+            space = store.space(session.space_in(store), agent=session.agent_in(store))
             if not await store.engine.spaces(space.name):
                 raise NotFound(f"there is no space {space.name!r}")
             yield space.audit

@@ -30,7 +30,8 @@ async def doctor(
       holdfast doctor
       holdfast doctor /backups/monday.db --json
     """
-    async with opened(url or session.url, json=session.json) as store:
+    where = url or session.url
+    async with opened(where, json=session.json, token=session.token_for(where)) as store:
         findings = await store.doctor()
     if session.json:
         output.json_line(msgspec.to_builtins(findings))

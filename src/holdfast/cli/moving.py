@@ -105,11 +105,11 @@ async def copy(
     here, there = file_of(source), file_of(target)
     if here is not None and there is not None and here.resolve() == there.resolve():
         raise InvalidInput(f"{source} and {target} are the same store")
-    async with opened(source, json=session.json) as old:
+    async with opened(source, json=session.json, token=session.token_for(source)) as old:
         spaces = await _selected(old, session.given_space)
         await _seal(old, spaces)
         spaces = await _selected(old, session.given_space)
-        async with opened(target, create=True, json=session.json) as new:
+        async with opened(target, create=True, json=session.json, token=session.token_for(target)) as new:
             with _progress(session.json) as progress:
                 counts = {info.name: await copy_space(old.engine, new.engine, info, progress) for info in spaces}
     _mention_blobs(spaces, session.json)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from holdfast.cli import output
-from holdfast.engines.registry import split_url
+from holdfast.engines.registry import KEEPERS, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
 from holdfast.store import Store, open
 
@@ -29,26 +30,48 @@ AGENT: Final = "cli"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The four options every command has; None is what was not given."""
+    """The options every command has; None is what was not given."""
 
     given_store: str | None = None
     given_space: str | None = None
     given_agent: str | None = None
     json: bool = False
+    given_token: str | None = field(default=None, repr=False)
 
-    def refined(self, store: str | None, space: str | None, agent: str | None, json: bool) -> Session:
+    def refined(
+        self, store: str | None, space: str | None, agent: str | None, json: bool, token: str | None
+    ) -> Session:
         """The same, with what was given nearer to the command."""
-        given = {"given_store": store, "given_space": space, "given_agent": agent}
+        given = {"given_store": store, "given_space": space, "given_agent": agent, "given_token": token}
         changes = {name: text for name, text in given.items() if text is not None}
         return replace(self, json=self.json or json, **changes)
 
     @property
     def space_name(self) -> str:
-        return _chosen(self.given_space, "HOLDFAST_SPACE", SPACE)
+        return _or(self.named_space, SPACE)
+
+    @property
+    def named_space(self) -> str | None:
+        """The space, if somebody named one."""
+        return _chosen(self.given_space, "HOLDFAST_SPACE")
 
     @property
     def agent(self) -> str:
-        return _chosen(self.given_agent, "HOLDFAST_AGENT", AGENT)
+        return _or(self._named_agent, AGENT)
+
+    @property
+    def _named_agent(self) -> str | None:
+        return _chosen(self.given_agent, "HOLDFAST_AGENT")
+
+    def agent_in(self, store: Store) -> str:
+        """On whose behalf to act there: a keeper knows who is asking."""
+        return self._named_agent or (AGENT if store.identity is None else store.identity.agent)
+
+    def space_in(self, store: Store) -> str:
+        """The space meant there: a keeper's token is of one, unless it is an administrator's."""
+        if store.identity is None or store.identity.space == EVERY_SPACE:
+            return self.space_name
+        return self.named_space or store.identity.space
 
     @property
     def url(self) -> str:
@@ -66,8 +89,23 @@ class Session:
         """The store, open. Only with `create` may it be a new one."""
         if create and not self._named_store:
             _make_folder(default_store().parent)
-        async with opened(self.url, create=create, json=self.json) as store:
+        if self.given_token is not None and not _is_keeper(self.url):
+            raise InvalidInput(f"--token is for a keeper, such as holdfast://host:7420; {self.url} takes none")
+        async with opened(self.url, create=create, json=self.json, token=self.token_for(self.url)) as store:
             yield store
+
+    def to_serve(self) -> str:
+        """The store for a keeper, which owns it: a file is kept in memory as well."""
+        if not self._named_store:
+            _make_folder(default_store().parent)
+        scheme, rest = split_url(self.url)
+        return f"resident:{rest}" if scheme == "sqlite" else self.url
+
+    def token_for(self, url: str) -> str | None:
+        """The token to show there; only a keeper is shown one."""
+        if self.given_token == "":
+            raise InvalidInput("--token is empty; give a token, or leave it out")
+        return _chosen(self.given_token, "HOLDFAST_TOKEN") if _is_keeper(url) else None
 
     @asynccontextmanager
     async def space(self, *, create: bool = False) -> AsyncIterator[Space]:
@@ -75,7 +113,10 @@ class Session:
         check_space(self.space_name)
         check_agent(self.agent)
         async with self.store(create=create) as store:
-            space = store.space(self.space_name, agent=self.agent)
+            space = store.space(self.space_in(store), agent=self.agent_in(store))
+            if store.identity is not None:  # who looks at it through a keeper sees what everybody sees
+                yield space
+                return
             for info in await store.engine.spaces(space.name):
                 if info.durability == "volatile":
                     output.note(
@@ -87,12 +128,14 @@ class Session:
 
 
 @asynccontextmanager
-async def opened(url: str, *, create: bool = False, json: bool = False) -> AsyncIterator[Store]:
+async def opened(
+    url: str, *, create: bool = False, json: bool = False, token: str | None = None
+) -> AsyncIterator[Store]:
     """A store, without background work: a command does one thing and ends."""
     path = file_of(url)
     if path is not None and not create and not path.exists():
         raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
-    async with open(url, durability=None, background=False) as store:
+    async with open(url, durability=None, background=False, token=token) as store:
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store
@@ -131,7 +174,13 @@ def _make_folder(folder: Path) -> None:
         ) from exc
 
 
-def _chosen(given: str | None, variable: str, default: str) -> str:
-    if given is not None:
-        return given
-    return os.environ.get(variable) or default
+def _chosen(given: str | None, variable: str) -> str | None:
+    return given if given is not None else os.environ.get(variable) or None
+
+
+def _is_keeper(url: str) -> bool:
+    return split_url(url)[0] in KEEPERS
+
+
+def _or(chosen: str | None, default: str) -> str:
+    return default if chosen is None else chosen

@@ -91,7 +91,7 @@ async def drop(
                 raise InvalidInput(f"dropping space {name!r} cannot be undone; add --yes if you mean it")
             if not values.confirmed(f"Delete space {name!r} with all it holds? [y/N] "):
                 raise typer.Exit(1)
-        await store.drop_space(name, agent=session.agent)
+        await store.drop_space(name, agent=session.agent_in(store))
     output.value({"dropped": name} if session.json else name, session.json)
 
 

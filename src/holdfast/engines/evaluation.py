@@ -35,6 +35,7 @@ from holdfast.engine import (
     Delete,
     Entry,
     Increment,
+    Mine,
     Operation,
     Present,
     Push,
@@ -298,6 +299,8 @@ class _Step:
             held = entry is not None
         elif isinstance(condition, ValueIs):
             held = entry is not None and entry.value == condition.value
+        elif isinstance(condition, Mine):
+            held = entry is None or entry.owner == self.batch.actor
         else:
             held = self._number(condition.key, entry) >= condition.number
         if not held:
@@ -493,6 +496,8 @@ def refusal(condition: Condition, entry: Entry | None) -> Conflict:
         name, text = "version", f"{called} was expected at version {condition.version}, but {there}"
     elif isinstance(condition, ValueIs):
         name, text = "value", f"{called} does not hold the expected value: {there}"
+    elif isinstance(condition, Mine):
+        name, text = "mine", f"{called} belongs to {entry.owner if entry is not None else 'nobody'!r}"
     else:
         found = 0 if entry is None else integer(entry.value)
         name, text = "at_least", f"{called} was expected to be at least {condition.number}, but it is {found}"

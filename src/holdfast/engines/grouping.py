@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.engine import Batch, Receipt
+from holdfast.engine import Batch, Receipt, Reply
 from holdfast.errors import Unavailable
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Waiting(msgspec.Struct, eq=False):
     durability: str
     batch: Batch
     size: int
-    reply: asyncio.Future[Receipt] | None = None
+    reply: Reply | None = None
     outcome: Receipt | BaseException | None = None
 
 
@@ -129,15 +129,16 @@ class Turns:
                 if type(item.outcome) is Receipt:
                     return item.outcome
                 raise item.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
-        return await self.submit(item)
+        reply: asyncio.Future[Receipt] = self._loop.create_future()
+        item.reply = reply
+        self.submit(item)
+        return await reply
 
-    def submit(self, item: Waiting) -> asyncio.Future[Receipt]:
+    def submit(self, item: Waiting) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
-        item.reply = reply = self._loop.create_future()
         self.queue.add(item)
         if not self._asked:
             self.ask()
-        return reply
 
     def ask(self) -> None:
         """Begin what comes next in the loop's next step, or as soon as the thread is done."""

@@ -2,7 +2,9 @@
 
 At once. The group is evaluated on what this process remembers of the space, and one call writes it: it takes the space's
 lock, looks whether the head is still where the evaluation began, and writes the post-images, or nothing. That is one
-round trip, the commit and its flush included. When nothing is remembered, one round trip before it reads what is needed.
+round trip, the commit and its flush included. When nothing is remembered, one round trip before it reads what is needed. A
+key that is not remembered is taken for absent. If it is not, a put replaces it all the same, unseen; what decides about
+more comes back with the answer, and is evaluated and sent again.
 
 At once, among others. A process that finds that others write to the space too sends with its groups what they relied on:
 the entries of the keys they look at, or, where a batch just replaces an entry, its outlines (created when, whose, which
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Final
 
 from holdfast.engine import REQUEST_WINDOW_MS, Batch, Receipt
@@ -252,8 +254,9 @@ class Writer:
                 continue
             if self._is_volatile(state, items):
                 return True
-            uses = self._uses(state, items) if traffic.shared else None
-            call = self._prepared(state, group, sent, uses)
+            uses = self._uses(items) if traffic.shared or state.assumed else None
+            blind = uses.blind(state.assumed, group.writes) if uses is not None else frozenset()
+            call = self._prepared(state, group, sent, uses if traffic.shared else None, blind)
             *_, rows = await self._pool.run(*self._forgotten(state, group), call)
             reply = self._answered(rows)
             if reply.outcome in (DONE, REBASED):
@@ -272,7 +275,7 @@ class Writer:
             self._states[space] = before
         return False
 
-    def _uses(self, state: SpaceState, items: list[Waiting]) -> Uses:
+    def _uses(self, items: list[Waiting]) -> Uses:
         uses = Uses(_batches(items))
         for item in items:
             # A refusal names the version it found, so one that another batch of the group wrote must not change any more.
@@ -449,12 +452,14 @@ class Writer:
         versions = int8_array([commit.version for commit in old])
         return [(FORGET, (int4(state.id or 0), text_array(actors), text_array(ids), versions))]
 
-    def _prepared(self, state: SpaceState, group: Group, sent: _Sent, uses: Uses | None) -> Call:
+    def _prepared(
+        self, state: SpaceState, group: Group, sent: _Sent, uses: Uses | None, blind: Set[str] = frozenset()
+    ) -> Call:
         """The call that writes a group; from here on its fate is open until it is answered."""
         deadline = self._time.server() + MESSAGE_MS
         if not group.empty:
             sent.open, sent.revision, sent.group = True, state.revision, group
-        return write_call(state, group, Terms(self._locks, self._time.given(), deadline, sent.number, uses))
+        return write_call(state, group, Terms(self._locks, self._time.given(), deadline, sent.number, uses, blind))
 
     def _answered(self, rows: Rows) -> Reply:
         reply = Reply(rows)

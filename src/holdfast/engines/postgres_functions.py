@@ -11,7 +11,12 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   4. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
      that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
      of it is in what is written
-  5. write: the feed's row, the entries, the request ids, the usage
+  5. find what is replaced unseen: an entry that is `_blind` (of a group: the first so many) is put without having looked
+     at its key, so whatever is there goes. What the new one has from it is filled in here: it keeps `created_at`, which
+     is told to the writer, and its owner is credited. The feed tells the tag of a replaced entry, and an expiry before
+     what replaces it, and the feed's row is made by the writer, who took the key for absent: so an entry that has a tag,
+     or has expired, is shown first (CHANGED)
+  6. write: the feed's row, the entries, the request ids, the usage
 
 Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
@@ -40,22 +45,28 @@ _EXPECTED: Final = """
     _relaxed bool, _sure bool, _movable bool, _timed bool, _first_id int8, _to_revision int8, _to_last_id int8,
     _writer int8, _commits bytea"""
 _ONE: Final = """
-    _key text, _absent bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text, _old_tag text,
-    _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8, _tag text,
-    _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
+    _key text, _absent bool, _blind bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text,
+    _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
+    _tag text, _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
 _MANY: Final = """
-    _absent text[], _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[], _old_created int8[],
-    _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[], _keys text[],
-    _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
+    _absent text[], _blind int4, _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
+    _old_created int8[], _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[],
+    _keys text[], _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
     _actors text[], _ids text[], _answers int8[], _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
 
 _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
-_WRONG_ONE: Final = "_absent AND EXISTS (SELECT FROM entries WHERE space = _space AND key = _key)"
-_WRONG_MANY: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))"
+_GUESSED_ONE: Final = "_absent OR _blind"
+_WRONG_ONE: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"
+_GUESSED_MANY: Final = "cardinality(_absent) > 0 OR _blind > 0"
+_WRONG_MANY: Final = """
+            EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))
+            OR EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_keys[:_blind]) AND tag <> '')"""
+_LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
+"""What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
 
-def _beginning(guessed_wrong: str, facts: str) -> str:
+def _beginning(guessed: str, wrong: str, facts: str) -> str:
     """The first four steps, as far as they are the same for both."""
     return f"""
 RETURNS TABLE (outcome int4, clock int8, revision int8, step int8, "time" int8, last_id int8, key text, value bytea,
@@ -70,14 +81,17 @@ DECLARE
     _shift int8;
     _moved bool;
     _unsure bool;
+    _kept int8[];  -- since when those are there that are replaced unseen, in the order of _keys; NULL: it is new
 BEGIN
-    IF _movable AND {guessed_wrong} THEN
+    IF _movable AND ({guessed}) THEN
         -- A guess that is wrong need not wait for the lock to be told.
-        RETURN QUERY SELECT {CHANGED}, {CLOCK}, head.*, e.* FROM (
-                SELECT revision, step, time, last_id FROM feed WHERE space = _space
-                ORDER BY revision DESC, step DESC LIMIT 1) AS head
-            CROSS JOIN present(_space, {facts}) AS e;
-        RETURN;
+        IF {wrong} THEN
+            RETURN QUERY SELECT {CHANGED}, {CLOCK}, head.*, e.* FROM (
+                    SELECT revision, step, time, last_id FROM feed WHERE space = _space
+                    ORDER BY revision DESC, step DESC LIMIT 1) AS head
+                CROSS JOIN present(_space, {facts}) AS e;
+            RETURN;
+        END IF;
     END IF;
     -- Held to the end of the transaction, which comes after the flush of its log. Each statement below has a snapshot of
     -- its own, taken after the lock was; the snapshot of the call itself is older than the wait.
@@ -145,11 +159,14 @@ _WRITTEN: Final = f"""
 """
 
 _COMMIT_ONE: Final = f"""
-CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_key]")}
-    IF _unsure OR _absent THEN
+CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_ONE, "ARRAY[_key]")}
+    IF _unsure OR _absent OR _blind THEN
         SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at INTO _held
             FROM entries WHERE space = _space AND key = _key {_NEWEST};
-        IF found <> (_old IS NOT NULL) OR _held.owner <> _old_owner OR _held.tag <> _old_tag
+        IF _blind AND found AND {_LIVE_UNTAGGED.format("_held")} THEN
+            key := _key;
+            created_at := _held.created_at;
+        ELSIF found <> (_old IS NOT NULL) OR _held.owner <> _old_owner OR _held.tag <> _old_tag
            OR _held.size <> _old_size OR _held.created_at <> _old_created
            OR (_exact AND (_held.version <> _old OR _held.expires_at IS DISTINCT FROM _old_expires)) THEN
             RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
@@ -163,6 +180,7 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_k
         IF _created = _now THEN _created := time; END IF;
         IF _updated = _now THEN _updated := time; END IF;
     END IF;
+    _created := coalesce(created_at, _created);
     {_WRITTEN}
     IF _old IS NOT NULL THEN
         DELETE FROM entries WHERE space = _space AND key = _key AND version = _old;
@@ -170,14 +188,24 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_WRONG_ONE, "ARRAY[_k
     IF _version IS NOT NULL THEN
         INSERT INTO entries VALUES (_space, _key, _version, _value, _owner, _created, _updated, _expires, _tag);
     END IF;
-    IF _charged IS NOT NULL THEN
+    IF created_at IS NOT NULL THEN
+        -- The writer charged for a new key; what was replaced unseen is credited.
+        IF _held.owner = _charged THEN
+            _more_keys := _more_keys - 1;
+            _more_bytes := _more_bytes - octet_length(_key) - _held.size;
+        ELSE
+            PERFORM charge(_space, _held.owner, _subspace, -1, -octet_length(_key) - _held.size);
+        END IF;
+    END IF;
+    IF _more_keys <> 0 OR _more_bytes <> 0 THEN
         PERFORM charge(_space, _charged, _subspace, _more_keys, _more_bytes);
     END IF;
 END $$;
 """
 
+_LOOKED_AT: Final = "_fact_keys || _keys[:_blind]"
 _COMMIT_GROUP: Final = f"""
-CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fact_keys")}
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _LOOKED_AT)}
     IF _unsure THEN
         PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
                 AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
@@ -192,8 +220,31 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     END IF;
     IF (_unsure OR cardinality(_absent) > 0) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-            FROM present(_space, _fact_keys) AS e;
+            FROM present(_space, {_LOOKED_AT}) AS e;
         RETURN;
+    END IF;
+    IF _blind > 0 THEN
+        SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
+               array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
+               array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
+            INTO _held FROM (
+                SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
+                    SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
+                           (-octet_length(key) - octet_length(value))::int8 AS less_bytes
+                    FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
+                ORDER BY new.at) AS replaced;  -- where nothing is, all but the key is NULL
+        IF NOT _held.good THEN
+            RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
+                FROM present(_space, {_LOOKED_AT}) AS e;
+            RETURN;
+        END IF;
+        _kept := _held.created;
+        _gone_keys := _gone_keys || _keys[:_blind];
+        _gone := _gone || _held.versions;
+        _charged := _charged || _held.owners;
+        _subspaces := _subspaces || _held.subspaces;
+        _more_keys := _more_keys || _held.less_keys;
+        _more_bytes := _more_bytes || _held.less_bytes;
     END IF;
     IF cardinality(_ids) > 0 THEN
         PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) JOIN requests AS known
@@ -203,6 +254,11 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
         END IF;
     END IF;
     {_WRITTEN}
+    IF _blind > 0 THEN
+        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
+            new.kept, NULL::int8, NULL::int8, NULL::text
+            FROM unnest(_keys[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
+    END IF;
     IF cardinality(_ids) > 0 THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
@@ -219,19 +275,21 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_WRONG_MANY, "_fac
     IF cardinality(_keys) > 0 THEN
         INSERT INTO entries
             SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
-                   CASE WHEN created = _now THEN time ELSE created END,
+                   coalesce(kept, CASE WHEN created = _now THEN time ELSE created END),
                    CASE WHEN updated = _now THEN time ELSE updated END, expires, tag
-            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags)
-                AS new (key, version, value, owner, created, updated, expires, tag);
+            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags, _kept)
+                AS new (key, version, value, owner, created, updated, expires, tag, kept);
     END IF;
-    FOR i IN 1 .. cardinality(_charged) LOOP
-        PERFORM charge(_space, _charged[i], _subspaces[i], _more_keys[i], _more_bytes[i]);
-    END LOOP;
+    IF cardinality(_charged) > 0 THEN
+        PERFORM charge(_space, owner, subspace, sum(keys)::int8, sum(bytes)::int8)
+            FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
+            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
+    END IF;
 END $$;
 """
 
 _PRESENT: Final = f"""
-CREATE FUNCTION present(_space int4, _keys text[])
+CREATE OR REPLACE FUNCTION present(_space int4, _keys text[])
 RETURNS TABLE (key text, value bytea, version int8, owner text, created_at int8, updated_at int8, expires_at int8, tag text)
 LANGUAGE sql STABLE AS $$
     SELECT asked.key, e.value, e.version, e.owner, e.created_at, e.updated_at, e.expires_at, e.tag
@@ -241,7 +299,7 @@ $$;
 """
 
 _CHARGE: Final = """
-CREATE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
+CREATE OR REPLACE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     _held record;
@@ -257,7 +315,9 @@ BEGIN
 END $$;
 """
 
-FUNCTIONS: Final = _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
+_OTHERS: Final = "DROP FUNCTION IF EXISTS commit_one, commit_group;"
+"""Those of an older version take other parameters, so they would stay beside the new."""
+FUNCTIONS: Final = _OTHERS + _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
 
 
 def signature(*parameters: str) -> str:

@@ -2,12 +2,13 @@
 
 A group that is written after others have written, as it is, gets other versions than its evaluation gave it, and possibly a
 later time. The row of the feed carries the true ones: the revision is that of the row's last commit, and all its commits have
-its time. `decode_row` puts them right, and `Reply` does so for what the writer remembers and answers.
+its time. `decode_row` puts them right, and `Reply` does so for what the writer remembers and answers. It also tells since
+when an entry is there that was replaced unseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -102,14 +103,18 @@ def _settled(commits: list[AnyCommit], revision: int, time: int) -> list[AnyComm
 class Reply:
     """What the server answered to a group."""
 
-    __slots__ = ("clock", "entries", "last_id", "outcome", "revision", "step", "time")
+    __slots__ = ("clock", "created", "entries", "last_id", "outcome", "revision", "step", "time")
 
     def __init__(self, rows: Rows) -> None:
         self.outcome, self.clock, self.revision, self.step, self.time, self.last_id = map(number, rows[0][:6])
         self.entries: dict[str, Entry | None] = {}
         """With outcome CHANGED: the entries as they are."""
+        self.created: dict[str, int] = {}
+        """When written: since when those keys are there that were replaced unseen."""
         if self.outcome == CHANGED:
             self.entries = {string(row[6]): None if row[8] is None else entry_of(row[6:]) for row in rows}
+        else:
+            self.created = {string(row[6]): number(row[10]) for row in rows if row[6] is not None}
 
     @property
     def moved(self) -> bool:
@@ -118,7 +123,7 @@ class Reply:
 
     def settled(self, group: Group, base: int) -> dict[str, Entry | None]:
         """What a group wrote, as it was written; `base` is the revision it was evaluated at."""
-        if not self.moved:
+        if not self.moved and not self.created:
             return group.writes
         shift, now, time = self.revision - group.revision, group.now, self.time
         return {
@@ -127,7 +132,7 @@ class Reply:
             else _with(
                 entry,
                 version=entry.version + shift if entry.version > base else entry.version,
-                created_at=time if entry.created_at == now else entry.created_at,
+                created_at=self.created.get(key, time if entry.created_at == now else entry.created_at),
                 updated_at=time if entry.updated_at == now else entry.updated_at,
             )
             for key, entry in group.writes.items()
@@ -151,11 +156,14 @@ class Terms(NamedTuple):
     writer: int
     uses: Uses | None = None
     """When others write too: what must be compared, so that the group can be written although they did."""
+    blind: Set[str] = frozenset()
+    """Unknown keys that may be replaced unseen."""
 
 
 def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     """The call that commits a group, if everything it relied on is still so."""
-    writes, uses = group.writes, terms.uses
+    writes, uses, blind = group.writes, terms.uses, terms.blind
+    absent = state.assumed - blind
     movable = uses is not None and uses.movable and uses.version_max <= state.revision and not state.swept
     pushed = group.last_id != state.last_id
     expected: tuple[Value, ...] = (
@@ -182,17 +190,21 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     if len(writes) == 1 and len(usage) <= 1 and not asked and state.seen <= writes.keys():
         [(key, entry)] = writes.items()
         charged, charge = usage[0] if usage else ((None, None), (None, None))
-        one = (key.encode(), TRUE if state.assumed else FALSE, *_fact(state, uses, key), *_columns(entry))
+        guesses = (TRUE if absent else FALSE, TRUE if blind else FALSE)
+        one = (key.encode(), *guesses, *_fact(state, uses, key), *_columns(entry))
         return WRITE_ONE, (*expected, *one, text(charged[0]), text(charged[1]), int8(charge[0]), int8(charge[1]))
     gone = [(key, old.version) for key in writes if (old := state.known(key)) is not None]
-    facts = sorted(state.seen) if uses is not None or not state.sure else sorted(state.assumed)
+    facts = sorted(state.seen - blind) if uses is not None or not state.sure else sorted(absent)
     return WRITE_GROUP, (
         *expected,
-        text_array(sorted(state.assumed)),
+        text_array(sorted(absent)),
+        int4(len(blind)),
         *_facts(state, uses, facts),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
-        *_entry_arrays([entry for entry in writes.values() if entry is not None]),
+        *_entry_arrays(
+            sorted((entry for entry in writes.values() if entry is not None), key=lambda e: e.key not in blind)
+        ),
         text_array([commit.actor for commit in asked]),
         text_array([commit.request_id or "" for commit in asked]),
         int8_array([commit.version for commit in asked]),
@@ -297,7 +309,7 @@ def load_call(
         int8(state.last_id),
         int8(0),
         NOTHING,
-        *(no_texts, no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
+        *(no_texts, int4(0), no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
         *_entry_arrays(entries),

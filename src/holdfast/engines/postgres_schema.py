@@ -3,7 +3,8 @@
 Everything lives in one schema of the database (`?schema=`, by default `holdfast`). `meta` says that it is ours and which
 version it has. The first process to open a new store makes it, under an advisory lock, so several may open at once; a
 schema of a newer version, or of another program, is refused before anything is written. A version is one step of STEPS:
-an old store is brought up by the steps it lacks, in one transaction.
+an old store is brought up by the steps it lacks, in one transaction. The functions are made anew by the last step; a
+process of an older version that is still running finds them gone and says so.
 
 Rows are replaced, not updated. A commit removes the old version of an entry and inserts the new one under its own version,
 and so it does with the counts of `usage`. PostgreSQL keeps the dead versions of a row as long as any transaction of
@@ -30,7 +31,7 @@ from psycopg import AsyncConnection, sql
 from holdfast.engines.postgres_functions import FUNCTIONS
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"
@@ -113,8 +114,8 @@ CREATE VIEW readable AS
     FROM entries JOIN spaces ON spaces.id = entries.space;
 """
 
-STEPS: Final = (_TABLES + FUNCTIONS,)
-"""What brings a schema from one version to the next; the first makes it."""
+STEPS: Final = (_TABLES, FUNCTIONS)
+"""What brings a schema from one version to the next; the first makes the tables. 2: unknown keys are replaced unseen."""
 
 TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """What changes when a standby takes over."""

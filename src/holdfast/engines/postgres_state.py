@@ -6,7 +6,8 @@ too it is not `sure`: what it remembers is what it saw last, and each group name
 compare. Either way nothing is believed without the server's consent.
 
 What it does not know of a key it takes for absent, and notes it (`assumed`): the server looks before it writes. So a new
-key costs no read, and one that was there after all comes back with the answer. Of a range that is taken from it knows the
+key costs no read. One that was there after all is replaced unseen if it is just put (`Uses.blind`), whatever it held; else
+it comes back with the answer, and the group is evaluated again. Of a range that is taken from it knows the
 first entries (`_Window`) and keeps up with what is written.
 
 `Wanted` is what must be read before a group can be evaluated when nothing is remembered; all of it is one round trip.
@@ -15,7 +16,7 @@ first entries (`_Window`) and keeps up with what is written.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from holdfast.engine import Batch, Durability, Entry, Push, Put, Take, VersionIs
@@ -61,6 +62,10 @@ class Uses:
                     self.movable = False
                 elif not isinstance(op, Put | Push):
                     self.exact.add(op.key)
+
+    def blind(self, assumed: set[str], written: Collection[str]) -> set[str]:
+        """Keys taken for absent that are just put: the server replaces what is there. A take names its targets nowhere."""
+        return (assumed - self.exact).intersection(written) if self.movable else set()
 
 
 class Wanted:

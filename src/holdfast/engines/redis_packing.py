@@ -22,6 +22,7 @@ from holdfast.engine import (
     Delete,
     Entry,
     Increment,
+    Mine,
     Present,
     Push,
     Put,
@@ -38,7 +39,14 @@ from holdfast.keys import shown
 
 Argument = str | bytes | int
 
-CONDITION: Final[dict[type, str]] = {Absent: "a", Present: "e", VersionIs: "v", ValueIs: "=", AtLeast: ">"}
+CONDITION: Final[dict[type, str]] = {
+    Absent: "a",
+    Present: "e",
+    VersionIs: "v",
+    ValueIs: "=",
+    AtLeast: ">",
+    Mine: "m",
+}
 _HEADER_LINES: Final = 6
 
 _unpack = msgspec.msgpack.Decoder().decode

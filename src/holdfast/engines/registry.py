@@ -5,6 +5,7 @@ resident:team.db                            the same file with one owner, which 
 memory:                                     this process's memory
 redis://host, rediss://, redis+sentinel://, redis+cluster://     Redis; `redis_url.py` has the options
 postgresql://user@host/database?schema=holdfast                  PostgreSQL; other options are libpq's
+holdfast://host:7420, holdfasts://, holdfast+unix:///path        a keeper, which asks for a token
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ async def _postgres(rest: str, clock: Clock) -> Engine:
     return await PostgresEngine.open(f"postgresql:{rest}", clock=clock)
 
 
+async def _remote(scheme: str, rest: str, token: str | None) -> Engine:
+    from holdfast.engines.remote import RemoteEngine
+
+    if token is None:
+        raise InvalidInput(f"{scheme}:{rest} is a keeper, which asks for a token: pass token=, or set HOLDFAST_TOKEN")
+    return await RemoteEngine.open(f"{scheme}:{rest}", token=token)
+
+
 def _path(rest: str) -> Path:
     path = rest.removeprefix("//")
     if not path or "\0" in path:
@@ -80,20 +89,28 @@ ENGINES: Final[dict[str, Callable[[str, Clock], Awaitable[Engine]]]] = {
 }
 
 
+KEEPERS: Final = ("holdfast", "holdfasts", "holdfast+unix")
+"""Schemes of stores that are reached through a keeper, which asks for a token."""
+
+
 def split_url(url: str) -> tuple[str, str]:
     """The scheme and the rest; a plain path is a SQLite file."""
     if not isinstance(url, str) or not url.strip():
         raise InvalidInput(f"a store is named by a path or a URL, not {url!r}")
     match = _SCHEME.fullmatch(url)
-    if match is None or (match[1] not in ENGINES and "://" not in url):
+    if match is None or (match[1] not in (*ENGINES, *KEEPERS) and "://" not in url):
         return "sqlite", url
-    if match[1] not in ENGINES:
-        known = ", ".join(f"{scheme}:" for scheme in sorted(ENGINES))
+    if match[1] not in (*ENGINES, *KEEPERS):
+        known = ", ".join(f"{scheme}:" for scheme in sorted((*ENGINES, *KEEPERS)))
         raise InvalidInput(f"no engine for {match[1]}:// in this version; use a file's path, or one of {known}")
     return match[1], match[2]
 
 
-async def open_engine(url: str, clock: Clock) -> Engine:
-    """The engine that keeps this store, opened."""
+async def open_engine(url: str, clock: Clock, token: str | None = None) -> Engine:
+    """The engine that keeps this store, opened. Only a keeper asks for a token."""
     scheme, rest = split_url(url)
+    if scheme in KEEPERS:
+        return await _remote(scheme, rest, token)
+    if token is not None:
+        raise InvalidInput(f"a store of {scheme}: takes no token: only a keeper asks for one. Leave it out")
     return await ENGINES[scheme](rest, clock)

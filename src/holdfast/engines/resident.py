@@ -38,6 +38,7 @@ from holdfast.engine import (
     Finding,
     Page,
     Receipt,
+    Reply,
     SpaceInfo,
     check_batch,
     check_durability,
@@ -128,14 +129,29 @@ class ResidentEngine:
         item = self._checked(space, batch)
         return item if isinstance(item, Receipt) else await self._commits.commit(item)
 
-    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
         item = self._checked(space, batch)
         if isinstance(item, Waiting):
-            return self._commits.submit(item)
-        reply: asyncio.Future[Receipt] = self._loop.create_future()
-        reply.set_result(item)
-        return reply
+            item.reply = reply
+            self._commits.submit(item)
+        else:
+            reply.set_result(item)
+        return True
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get` for a server, of what is in memory."""
+        home = self._spaces.get(space)
+        if home is None or home.durability == "volatile":
+            return None
+        if len(keys) == 1 and type(keys[0]) is str:
+            # The usual read: one entry that does not expire. A key that is found is a valid one.
+            entry = home.entries.get(keys[0])
+            if entry is not None and entry.expires_at is None:
+                return [entry]
+        check_keys(keys)
+        now = max(self._clock.now_ms(), home.time)
+        return [home.live(key, now) for key in keys]
 
     def _checked(self, space: str, batch: Batch) -> Waiting | Receipt:
         """A batch for the queue; or the receipt, if the space is volatile."""
@@ -186,23 +202,12 @@ class ResidentEngine:
     # --- reads ---
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        home = self._spaces.get(space)
-        if home is not None and len(keys) == 1:
-            # The usual read: one entry that does not expire. A key that is found is a valid one.
-            try:
-                entry = home.entries.get(keys[0])
-            except TypeError:
-                entry = None
-            if entry is not None and entry.expires_at is None:
-                return [entry]
+        found = self.read(space, keys) if space in self._spaces else None
+        if found is not None:
+            return found
         check_keys(keys)
         home = self._find(space)
-        if home is None:
-            return [None] * len(keys)
-        if home.durability == "volatile":
-            return await self._volatile.get(space, keys)
-        now = max(self._clock.now_ms(), home.time)
-        return [home.live(key, now) for key in keys]
+        return [None] * len(keys) if home is None else await self._volatile.get(space, keys)
 
     async def scan(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False

@@ -26,7 +26,7 @@ by uploading the same content. In an async or volatile space a machine's crash c
 removed just before; its blob may be gone.
 
 What it is not: no quota (entries are charged, files are not), and nothing for several hosts unless they share `root`.
-A sweep deletes entries that others made: it runs as an orchestrator or administrator.
+A sweep deletes entries that others made, and an agent of a keeper may not: the keeper itself sweeps, or an administrator.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ class Blobs:
         """What your batch needs to reference the blob as `holder` (the key of what points to it is a good name).
 
         The batch is refused (Conflict) when the blob is not there, or is being removed: put it again. Attaching again
-        as the same holder replaces the reference, ttl included: that is how to let go of it after a while.
+        as the same holder replaces the reference, ttl included: that is how to let go of it after a while. A reference
+        belongs to the agent that made it; where a keeper guards that, another agent needs a holder's name of its own.
         """
         _check_ref(ref)
         size = encode(ref.size)

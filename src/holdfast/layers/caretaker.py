@@ -93,6 +93,8 @@ class Caretaker:
                     await self.round(space)
                 except Error as exc:
                     log.warning("looking after space %s failed and is tried again: %s", space, exc)
+                except Exception:  # a fault in one space must not leave the others alone
+                    log.exception("looking after space %s failed unexpectedly and is tried again", space)
 
     async def round(self, space: str) -> None:
         """Do what is due in one space."""

@@ -4,17 +4,21 @@ When the record that stands for a list or set is deleted, replaced or expires, i
 next list of that name has another id. The collector reads the feed, and removes the items of every id that is no longer
 the record's. It keeps its position in `system/collector`. Removing twice is harmless, so the items go first and the
 position moves after.
+
+Clients that bypass the library write what they like: a record that calls itself a list and names none, keys that no list
+has. Nothing of that stops the collector, which would stop the audit and the forgetting of the feed as well.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from holdfast.codec import decode
 from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Change, Delete, Engine, cursor_at
-from holdfast.errors import Compacted
-from holdfast.keys import Subspace
-from holdfast.layers.batch import LIST, RECORDS, SET, record_key
+from holdfast.errors import Compacted, Damaged, InvalidInput
+from holdfast.keys import KEY_BYTES_MAX, Subspace, unescape
+from holdfast.layers.batch import LIST, RECORDS, SET
 from holdfast.layers.consumer import Consumer
 from holdfast.layers.records import LISTS, SETS
 
@@ -48,11 +52,14 @@ async def _remove_dead(engine: Engine, space: str, subspace: Subspace, change: C
 
 async def _remove_except_current(engine: Engine, space: str, subspace: Subspace, name: str) -> int:
     """Remove the items of all ids but the one the record holds now."""
-    [root] = await engine.get(space, [record_key(name)])
+    prefix, after, removed = subspace.prefix(name), None, 0
+    if len(prefix.encode()) > KEY_BYTES_MAX:
+        return 0  # no key can begin so
+    [root] = await engine.get(space, [RECORDS.root + name])
     current = ""
     if root is not None and _SUBSPACES.get(root.tag) is subspace:
-        current = subspace.prefix(name, decode(root.value, str))
-    prefix, after, removed = subspace.prefix(name), None, 0
+        with suppress(Damaged, InvalidInput):
+            current = subspace.prefix(name, decode(root.value, str))
     while True:
         page = await engine.scan(space, prefix, after=after, limit=OPERATIONS_MAX)
         dead = [entry.key for entry in page.entries if not current or not entry.key.startswith(current)]
@@ -70,7 +77,8 @@ async def _collect_all(engine: Engine, space: str) -> int:
     for subspace in _SUBSPACES.values():
         after: str | None = None
         while (page := await engine.scan(space, subspace.root, after=after, limit=1)).entries:
-            name = subspace.split(page.entries[0].key, 3)[0]
-            removed += await _remove_except_current(engine, space, subspace, name)
-            after = subspace.prefix(name) + "\U0010ffff"
+            key = page.entries[0].key
+            element = key[len(subspace.root) :].partition("/")[0]
+            removed += await _remove_except_current(engine, space, subspace, unescape(element))
+            after = max(key, f"{subspace.root}{element}/\U0010ffff")
     return removed

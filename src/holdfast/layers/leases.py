@@ -8,7 +8,7 @@ that outlive what they were set for.
 
 How it fails. A lease that could not be touched in time is lost: `lost` is set, and nobody tries to revive it. Until when a
 lease is good is reckoned on the local clock from before the touch was sent, so a holder never believes longer than the
-store does.
+store does; also while a touch is under way that nobody answers.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Lease:
         self.good_until = good_until
         """By the local clock."""
         self.renew_at = good_until - ttl_ms + ttl_ms // RENEWALS
+        self.renewing = False
         self.lost = asyncio.Event()
         self._told: list[asyncio.Event] = []
 
@@ -65,11 +66,15 @@ class Lease:
 class Leases:
     """Keeps the leases of a store alive, as long as there are any."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, renew: bool = True) -> None:
+        """With `renew=False` a place is kept alive while it waits, and what is held ends with its ttl: for whoever acquires on
+        behalf of a holder whose life it cannot see."""
         self._clock = clock
+        self._renews_held = renew
         self._kept: set[Lease] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._renewals: set[asyncio.Task[None]] = set()
 
     def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
         """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
@@ -80,16 +85,23 @@ class Leases:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return lease
 
+    def granted(self, lease: Lease) -> None:
+        """What was waited for is held from now on."""
+        if not self._renews_held:
+            self.release(lease)
+
     def release(self, lease: Lease) -> None:
         """Keep it alive no longer; whoever holds it deletes its entry."""
         self._kept.discard(lease)
 
     async def close(self) -> None:
         """Stop. What is still held ends when its ttl is over."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        ending = [*self._renewals, *([] if self._task is None else [self._task])]
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
+        self._task = None
 
     async def _run(self) -> None:
         while self._kept:
@@ -97,13 +109,26 @@ class Leases:
             now = self._clock.now_ms()
             for lease in [lease for lease in self._kept if lease.good_until <= now]:
                 self.lose(lease)
-            due = [lease for lease in self._kept if lease.renew_at <= now]
-            await asyncio.gather(*(self._renew(group) for group in _alike(due)))
+            for group in _alike(lease for lease in self._kept if lease.renew_at <= now and not lease.renewing):
+                for lease in group:
+                    lease.renewing = True
+                renewal = asyncio.get_running_loop().create_task(self._renew(group))
+                self._renewals.add(renewal)
+                renewal.add_done_callback(self._renewals.discard)
             if self._kept:
-                await sleep_or(self._clock, min(lease.renew_at for lease in self._kept), self._changed)
+                ends = (lease.good_until if lease.renewing else lease.renew_at for lease in self._kept)
+                await sleep_or(self._clock, min(ends), self._changed)
         self._task = None
 
     async def _renew(self, leases: list[Lease]) -> None:
+        try:
+            await self._touch(leases)
+        finally:
+            for lease in leases:
+                lease.renewing = False
+            self._changed.set()
+
+    async def _touch(self, leases: list[Lease]) -> None:
         """Touch them in one batch. One that has ended is taken out, and the others are touched again."""
         scope = leases[0].scope
         while leases:

@@ -10,6 +10,9 @@ waiter that dies expires and is skipped, a holder that dies likewise.
 
 Once it is somebody's turn it stays so as long as its entry lives, because entries before it only go and never come.
 
+Whoever may write here may write anything. A place that cannot be read, or asks for less than one unit, counts as one unit that
+is not shared: it neither breaks the line for others nor makes room in it. What is no place at all is passed over.
+
 A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
 in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
 only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended.
@@ -37,6 +40,8 @@ Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
 KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
 LOOK_MS_MAX: Final = 5_000
+PLACE_BYTES_MAX: Final = 4096
+"""A longer value is no place. The feed shows values up to a limit, and everybody must see the same."""
 RETRY_MS: Final = 100
 """After the feed could not be followed."""
 
@@ -54,8 +59,18 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """Written when its turn came after it had waited; otherwise it had its turn when it was made, and it is the version."""
 
 
+UNREADABLE: Final = Place("?")
+
+
 def place_of(value: bytes) -> Place:
-    return decode(value, Place)
+    """What an entry in a line says of itself, as far as it can be believed."""
+    if len(value) > PLACE_BYTES_MAX:
+        return UNREADABLE
+    try:
+        place = decode(value, Place)
+    except Error:
+        return UNREADABLE
+    return place if place.units >= 1 else UNREADABLE
 
 
 def in_turn(places: Iterator[tuple[str, Place]], size: int) -> Iterator[str]:

@@ -12,6 +12,10 @@ How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
 of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
 by itself. The number of permits is stored at first use; another number later is InvalidInput.
+
+Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
+under a second one. Repeated, it finds both: the same guard, also when it has been released or has ended since. A request
+that was refused has left the line and stands in it anew when it is repeated.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
-from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Entry, Present, Push, Put, Touch
-from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
-from holdfast.keys import Subspace, check_name
+from holdfast.codec import encode, integer
+from holdfast.engine import SCAN_MAX, Absent, Delete, Engine, Entry, Present, Push, Put, Touch
+from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
+from holdfast.keys import Subspace, check_name, unescape
 from holdfast.layers.leases import Lease, Leases
 from holdfast.layers.lines import KINDS, LOCKS, Kind, Lines, Place, in_turn, place_of
 from holdfast.layers.scope import Scope
@@ -39,6 +44,8 @@ TTL_MS: Final = 30_000
 PROFILES_MS: Final = {"default": TTL_MS, "locks": 60_000, "long_running": 300_000}
 PERMITS: Final = Subspace("permits")
 UNITS_MAX: Final = 1_000_000
+ATTEMPTS_MAX: Final = 16
+"""How often one request id may be refused; each time costs every later one a look."""
 
 Items = list
 
@@ -46,17 +53,21 @@ log = logging.getLogger("holdfast.locks")
 
 
 class Coordination:
-    """What the coordination of a store shares: the leases it keeps alive, and the lines it stands in."""
+    """What the coordination of a store shares: the leases it keeps alive, and the lines it stands in.
 
-    def __init__(self, leases: Leases) -> None:
+    Lines are followed through `engine`, if it is given, and not through that of whoever happens to wait first.
+    """
+
+    def __init__(self, leases: Leases, engine: Engine | None = None) -> None:
         self.leases = leases
+        self._engine = engine
         self.sizes: dict[str, int] = {}
         """Sizes that were compared with what is stored, by space and key."""
         self._lines: dict[str, Lines] = {}
 
     def lines(self, scope: Scope) -> Lines:
         if scope.space not in self._lines:
-            self._lines[scope.space] = Lines(scope.engine, scope.space, scope.clock)
+            self._lines[scope.space] = Lines(self._engine or scope.engine, scope.space, scope.clock)
         return self._lines[scope.space]
 
     async def close(self) -> None:
@@ -152,37 +163,59 @@ class Wanted:
     def _prefix(self) -> str:
         return LOCKS.prefix(self.kind, self.name)
 
-    async def acquire(self) -> Guard:
-        """Hold it, or raise LockAcquisitionError when it is not one's turn in time."""
+    async def acquire(self, *, request_id: str | None = None) -> Guard:
+        """Hold it, or raise LockAcquisitionError when it is not one's turn in time.
+
+        With a request id it may be repeated, one after the other, and is granted once.
+        """
         if self.kind in ("semaphore", "pool"):
             await self._agree_on_size()
         clock = self.scope.clock
         deadline = None if self.wait_ms is None else clock.now_ms() + self.wait_ms
-        while True:
-            guard = await self._stand_in_line(deadline)
-            if guard is not None:
-                return guard
+        guard, attempts = None, count()
+        while guard is None:
+            attempt = next(attempts)
+            if request_id is not None and attempt == ATTEMPTS_MAX:
+                raise LockAcquisitionError(
+                    f"{self.called} was not acquired: this request id was refused {ATTEMPTS_MAX} times; "
+                    "give the next try an id of its own"
+                )
+            guard = await self._stand_in_line(deadline, None if request_id is None else f"{request_id}#{attempt}")
+        self.coordination.leases.granted(guard._lease)
+        return guard
 
-    async def _stand_in_line(self, deadline: int | None) -> Guard | None:
+    async def _stand_in_line(self, deadline: int | None, request_id: str | None) -> Guard | None:
         """Append oneself and wait for one's turn; None when one's place was lost meanwhile."""
         scope, leases, place = self.scope, self.coordination.leases, self._place()
         sent_at = scope.clock.now_ms()
-        receipt = await scope.commit((Push(self._prefix, encode(place), self.ttl_ms),))
+        receipt = await scope.commit((Push(self._prefix, encode(place), self.ttl_ms),), (), request_id)
         key = str(receipt.results[0])
         lease = leases.keep(scope, key, self.ttl_ms, sent_at)
+        mine = request_id is None  # a place made under a request id may be held already, by who asked before
         try:
             line = await self._line()
             if key in in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size):
-                return Guard(self, lease, receipt.version, receipt.at)
-            if self.wait_ms == 0:
-                raise self._refused(line, "")
-            if not await self._wait(lease, deadline):
-                return None
-            since = await self._begin(lease, receipt.version)
+                if request_id is None:
+                    return Guard(self, lease, receipt.version, receipt.at)
+            elif request_id is None or await self._is_there(key):
+                mine = True
+                if self.wait_ms == 0:
+                    raise self._refused(line, "")
+                if not await self._wait(lease, deadline):
+                    return None
+                mine = request_id is None
+            since = await self._begin(lease, receipt.version, None if request_id is None else f"{request_id}!")
             return None if since is None else Guard(self, lease, receipt.version, since)
         except BaseException:
-            await self._leave(lease)
+            leases.release(lease)
+            if mine:
+                await self._leave(lease)
             raise
+
+    async def _is_there(self, key: str) -> bool:
+        """Whether the place made by a request still exists; one that was repeated may come too late for it."""
+        [entry] = await self.scope.engine.get(self.scope.space, [key])
+        return entry is not None
 
     async def _line(self) -> list[Entry]:
         """As much of the line as tells whose turn it is."""
@@ -199,21 +232,20 @@ class Wanted:
                 raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
         return not lease.lost.is_set()
 
-    async def _begin(self, lease: Lease, token: int) -> int | None:
+    async def _begin(self, lease: Lease, token: int, request_id: str | None) -> int | None:
         """One's turn has come: the lease begins anew, if it is still there."""
         put = Put(lease.key, encode(self._place(token)), self.ttl_ms)
         sent_at = self.scope.clock.now_ms()
         try:
-            receipt = await self.scope.commit((put,), (Present(lease.key),))
+            receipt = await self.scope.commit((put,), (Present(lease.key),), request_id)
         except Conflict:
             self.coordination.leases.lose(lease)
             return None
-        lease.renewed(sent_at)
+        lease.renewed(sent_at if request_id is None else min(sent_at, receipt.at))  # it may be an old receipt
         return receipt.at
 
     async def _leave(self, lease: Lease) -> None:
         """Step out of the line."""
-        self.coordination.leases.release(lease)
         try:
             await self.scope.commit((Delete(lease.key),))
         except Error as exc:
@@ -243,7 +275,11 @@ class Wanted:
             except Conflict as conflict:
                 if conflict.actual is None:
                     raise
-                known = int(decode(conflict.actual.value))
+                known = permits_of(conflict.actual)
+                if known is None:
+                    raise InvalidInput(
+                        f"what is stored under {key!r} is no number of permits; an administrator has to delete it"
+                    ) from conflict
             self.coordination.sizes[f"{self.scope.space} {key}"] = known
         if known != self.size:
             raise InvalidInput(
@@ -321,12 +357,14 @@ class Locks:
 
     async def list(self, prefix: str = "") -> Items[LockState]:
         """Everything that is held or waited for, whose name begins with the prefix."""
-        sizes = {entry.key: int(decode(entry.value)) for entry in await self._entries(PERMITS.root)}
+        sizes = {entry.key: permits_of(entry) or 1 for entry in await self._entries(PERMITS.root)}
         lines: dict[tuple[str, str], Items[Entry]] = {}
         for entry in await self._entries(LOCKS.root):
-            kind, name, _ = LOCKS.split(entry.key, 3)
-            if name.startswith(prefix):
-                lines.setdefault((kind, name), []).append(entry)
+            kind, _, rest = entry.key[len(LOCKS.root) :].partition("/")
+            if kind in KINDS and rest.count("/") == 1:  # whatever else is there is no place in a line
+                name = unescape(rest.partition("/")[0])
+                if name.startswith(prefix):
+                    lines.setdefault((kind, name), []).append(entry)
         return [
             _state(kind, name, sizes.get(PERMITS.key(kind, name), 1), entries)  # type: ignore[arg-type]
             for (kind, name), entries in lines.items()
@@ -342,6 +380,35 @@ class Locks:
         keys = [LOCKS.key(kind, name, stand.id) for stand in found[0].holders]
         await self._scope.commit(tuple(Delete(key) for key in keys))
         return found[0].holders
+
+    async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
+        """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already.
+
+        Gives the time of the release.
+        """
+        key = await self._own(kind, name, id)
+        try:
+            receipt = await self._scope.commit((Delete(key),), (Present(key),), request_id)
+            return as_datetime(receipt.at)
+        except Conflict as conflict:
+            raise _over(kind, name) from conflict
+
+    async def renew(self, kind: Kind, name: str, id: str, ttl: Duration, *, request_id: str | None = None) -> datetime:
+        """Extend what this agent acquired under this id, never shorten it; gives until when it is held now."""
+        key, ttl_ms = await self._own(kind, name, id), duration_ms(ttl, name="ttl")
+        try:
+            receipt = await self._scope.commit((Touch(key, ttl_ms),), (), request_id)
+        except Conflict as conflict:
+            raise _over(kind, name) from conflict
+        return as_datetime(receipt.results[0])  # type: ignore[arg-type]
+
+    async def _own(self, kind: Kind, name: str, id: str) -> str:
+        """The key of one's own place. One that is gone may be named: repeating a release is no mistake."""
+        key = LOCKS.key(kind, name, id)
+        [entry] = await self._scope.engine.get(self._scope.space, [key])
+        if entry is not None and entry.owner != self._scope.actor:
+            raise AccessDenied(f"{kind} {name!r} is held by another agent; only the one that acquired it may do that")
+        return key
 
     async def _entries(self, root: str) -> Items[Entry]:
         entries: Items[Entry] = []
@@ -370,6 +437,10 @@ def _stand(entry: Entry, place: Place, holds: bool) -> Stand:
     return Stand(entry.owner, place.instance, number, token, as_datetime(began), expires_at, place.units, place.shared)
 
 
+def _over(kind: Kind, name: str) -> LeaseLost:
+    return LeaseLost(f"{kind} {name!r} is not held any more: its lease ended, it was released, or somebody broke it")
+
+
 def wait_ms(wait: Duration | None) -> int | None:
     """How long to stand in line: 0 not at all, None as long as it takes."""
     return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
@@ -382,6 +453,12 @@ def ttl_of(ttl: Duration | None, profile: str) -> int:
     if profile not in PROFILES_MS:
         raise InvalidInput(f"the profile is one of {', '.join(PROFILES_MS)}, not {profile!r}")
     return PROFILES_MS[profile]
+
+
+def permits_of(entry: Entry) -> int | None:
+    """The size that is stored; None if it cannot be one."""
+    number = integer(entry.value)
+    return number if number is not None and 0 < number <= UNITS_MAX else None
 
 
 def check_units(number: int, what: str) -> int:

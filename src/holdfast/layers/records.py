@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.clock import Duration, as_datetime, optional_ms
 from holdfast.codec import decode, encode
@@ -127,9 +127,12 @@ class Records:
         """The names of all records, lists and sets that begin with the prefix, in order."""
         return [record.key async for record in self.scan(prefix)]
 
-    async def scan(self, prefix: str = "", *, page: int = 1000, reverse: bool = False) -> AsyncIterator[Record]:
-        """All records under a prefix, page by page; a page is one snapshot. A list or set shows with value None."""
-        root, after = RECORDS.root + check_prefix(prefix), None
+    async def scan(
+        self, prefix: str = "", *, after: str | None = None, page: int = 1000, reverse: bool = False
+    ) -> AsyncIterator[Record]:
+        """All records under a prefix, behind `after`, page by page; a page is one snapshot. A list or set shows with value None."""
+        root = RECORDS.root + check_prefix(prefix)
+        after = None if after is None else record_key(after)
         while True:
             found = await self._engine.scan(self._space, root, after=after, limit=min(page, SCAN_MAX), reverse=reverse)
             for entry in found.entries:
@@ -251,13 +254,24 @@ class Records:
         """The members of a set, in the order of their JSON; empty if there is none."""
         return [decode(entry.value, as_type) async for entry in self._children(SETS, SET, key)]
 
-    async def _children(self, subspace: Subspace, kind: str, key: str) -> AsyncIterator[Entry]:
+    async def parts(
+        self, key: str, kind: Literal["list", "set"], *, after: str | None = None, page: int = 1000
+    ) -> AsyncIterator[tuple[str, Any]]:
+        """The items of a list or the members of a set, each with its place; `after` is the last place already seen."""
+        subspace = LISTS if kind == LIST else SETS
+        async for entry in self._children(subspace, kind, key, after, page):
+            yield subspace.split(entry.key, 3)[2], decode(entry.value)
+
+    async def _children(
+        self, subspace: Subspace, kind: str, key: str, place: str | None = None, limit: int = 1000
+    ) -> AsyncIterator[Entry]:
         [root] = await self._engine.get(self._space, [record_key(key)])
         if root is None:
             return
-        prefix, after = subspace.prefix(key, collection_id(root, kind)), None
+        prefix = subspace.prefix(key, collection_id(root, kind))
+        after = None if place is None else prefix + place
         while True:
-            page = await self._engine.scan(self._space, prefix, after=after)
+            page = await self._engine.scan(self._space, prefix, after=after, limit=limit)
             for entry in page.entries:
                 yield entry
             if not page.more:

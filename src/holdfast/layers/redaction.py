@@ -2,8 +2,9 @@
 
 A field is secret when its name says so: `password`, `api_key`, `accessToken`, `client-secret`; a record is secret when
 one of its key's elements does, or when its key matches a pattern given to `open(redact=Redaction(keys=["vault/*"]))`. The
-value of what is secret is replaced; names stay, so that one still sees what was changed. Watchers with the right to read
-see the truth: the feed is not redacted. What one process declares secret holds for all (`settings.py`).
+value of what is secret is replaced; names stay, so that one still sees what was changed. A token of a keeper is secret
+wherever it stands, in any text: `hf_<id>_…` is left of it. Watchers with the right to read see the truth: the feed is not
+redacted. What one process declares secret holds for all (`settings.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Iterable
 from fnmatch import translate
 from typing import Any, Final
+
+from holdfast.identity import hidden
 
 REDACTED: Final = "[redacted]"
 DEPTH_MAX: Final = 64
@@ -70,7 +73,7 @@ class Redaction:
             }
         if isinstance(value, list):
             return [self._inside(item, depth + 1) for item in value]
-        return value
+        return hidden(value) if isinstance(value, str) else value
 
 
 def _words(name: str) -> str:

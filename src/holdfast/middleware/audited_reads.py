@@ -7,6 +7,7 @@ makes a read cost a commit; it is meant for spaces where that is the point. The 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from holdfast.codec import encode
@@ -16,16 +17,23 @@ from holdfast.middleware.wrapper import Wrapper
 
 NOTES: Final = "audit/notes/"
 NOTE_TTL_MS: Final = 24 * 3_600_000
-UNNOTED: Final = frozenset({"audit", "system"})
+UNNOTED: Final = frozenset({"answers", "audit", "system"})
 """Subspaces of the store's own book-keeping: neither noted nor audited."""
 
 
 class AuditedReads(Wrapper):
-    """Notes every get and scan on behalf of one actor."""
+    """Notes every get and scan on behalf of one actor; where only some spaces ask for it, `spaces` has them.
 
-    def __init__(self, inner: Engine, actor: str) -> None:
+    The notes are written through `notes`, which the actor's own rules may not bind.
+    """
+
+    def __init__(
+        self, inner: Engine, actor: str, notes: Engine | None = None, spaces: Container[str] | None = None
+    ) -> None:
         super().__init__(inner)
         self._actor = actor
+        self._notes = notes or inner
+        self._spaces = spaces
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         entries = await self.inner.get(space, keys)
@@ -41,10 +49,12 @@ class AuditedReads(Wrapper):
         return page
 
     async def _note(self, space: str, operation: str, keys: list[str]) -> None:
+        if self._spaces is not None and space not in self._spaces:
+            return
         for start in range(0, len(keys), 100):
             notes = [
                 encode({"actor": self._actor, "operation": operation, "key": key, "outcome": "read"})
                 for key in keys[start : start + 100]
             ]
             batch = Batch(SYSTEM_ACTOR, tuple(Push(NOTES, note, NOTE_TTL_MS) for note in notes))
-            await self.inner.commit(space, batch)
+            await self._notes.commit(space, batch)

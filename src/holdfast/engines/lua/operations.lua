@@ -371,6 +371,8 @@ function F.refused(i, index)
     held = not entry
   elseif kind == 'e' then
     held = entry
+  elseif kind == 'm' then
+    held = not entry or entry.owner == B.actor
   elseif kind == '=' then
     held = entry and entry.size == #operand and F.value_of(entry) == operand
   else

@@ -37,7 +37,7 @@ from holdfast.testing.conformance.feed import TestFeed, TestWatching
 from holdfast.testing.conformance.limits import TestLimits
 from holdfast.testing.conformance.machine import TestOneEvaluator
 from holdfast.testing.conformance.operations import TestNumbers, TestOperations, TestValues
-from holdfast.testing.conformance.order import TestConditions, TestTotalOrder
+from holdfast.testing.conformance.order import TestConditions, TestOwnership, TestTotalOrder
 from holdfast.testing.conformance.outcome import TestOutcome
 from holdfast.testing.conformance.ranges import TestPush, TestTake
 from holdfast.testing.conformance.reading import TestReading
@@ -61,6 +61,7 @@ __all__ = [
     "TestOneEvaluator",
     "TestOperations",
     "TestOutcome",
+    "TestOwnership",
     "TestPush",
     "TestReading",
     "TestRequests",

@@ -20,6 +20,7 @@ from holdfast.engine import (
     Condition,
     Delete,
     Increment,
+    Mine,
     Operation,
     Present,
     Push,
@@ -69,7 +70,7 @@ def operations_on(key: str) -> list[Operation]:
 
 
 def conditions_on(key: str) -> list[Condition]:
-    return [Absent(key), Present(key), VersionIs(key, 1), ValueIs(key, b"1"), AtLeast(key, 1)]
+    return [Absent(key), Present(key), VersionIs(key, 1), ValueIs(key, b"1"), AtLeast(key, 1), Mine(key)]
 
 
 class TestLimits:

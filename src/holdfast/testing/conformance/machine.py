@@ -35,6 +35,7 @@ from holdfast.engine import (
     Engine,
     Entry,
     Increment,
+    Mine,
     Present,
     Push,
     Put,
@@ -103,6 +104,7 @@ conditions = st.one_of(
     st.builds(ValueIs, keys, values),
     st.builds(AtLeast, st.sampled_from(("n/1", "n/2", "a/2")), st.sampled_from(NUMBERS)),
     st.builds(VersionIs, keys, st.integers(-1, 1)),
+    st.builds(Mine, keys),
 )
 """A VersionIs is drawn with its distance from the key's present version, and gets the version when it is sent."""
 

@@ -13,8 +13,10 @@ from holdfast.engine import (
     Condition,
     Delete,
     Increment,
+    Mine,
     Present,
     Put,
+    Take,
     Touch,
     ValueIs,
     VersionIs,
@@ -38,6 +40,7 @@ CONDITIONS: dict[str, tuple[Callable[[int], Condition], frozenset[str]]] = {
     "at least one more": (lambda version: AtLeast("a/k", 6), frozenset()),
     "at least zero": (lambda version: AtLeast("a/k", 0), frozenset(STATES)),
     "at least minus one": (lambda version: AtLeast("a/k", -1), frozenset(STATES)),
+    "mine": (lambda version: Mine("a/k"), frozenset(STATES)),
 }
 """By name: the condition on a key whose value is 5, given its version, and the states of the key in which it holds."""
 
@@ -47,6 +50,7 @@ CONDITION_NAMES = {
     VersionIs: "version",
     ValueIs: "value",
     AtLeast: "at_least",
+    Mine: "mine",
 }
 
 
@@ -135,6 +139,51 @@ class TestConditions:
         await subject.commit(Put("a/w", b"1"), when=[AtLeast("a/low", -(2**63)), AtLeast("a/high", 2**63 - 1)])
         async with subject.refused(Conflict):
             await subject.commit(Put("a/w", b"2"), when=[AtLeast("a/low", -(2**63) + 1)])
+
+
+class TestOwnership:
+    async def test_mine_holds_for_the_owner_and_for_nobody_else(self, subject: Subject) -> None:
+        await subject.commit(Put("a/k", b"1"), Put("a/given", b"1", owner=BOB), actor=ALICE)
+        await subject.commit(Put("a/k", b"2"), when=[Mine("a/k")], actor=ALICE)
+        await subject.commit(Put("a/given", b"2"), when=[Mine("a/given")], actor=BOB)
+        for operation in (Put("a/k", b"3"), Delete("a/k"), Increment("a/k", 1), Touch("a/k", 1000)):
+            async with subject.refused(Conflict) as caught:
+                await subject.commit(operation, when=[Mine("a/k")], actor=BOB)
+            conflict = caught.value
+            assert isinstance(conflict, Conflict)
+            assert (conflict.key, conflict.condition) == ("a/k", "mine")
+            assert conflict.actual == await subject.get("a/k")
+
+    async def test_mine_holds_for_everybody_once_the_entry_is_gone(self, subject: Subject) -> None:
+        await subject.commit(Put("a/deleted", b"1"), Put("a/expired", b"1", ttl_ms=1000), actor=ALICE)
+        async with subject.refused(Conflict):
+            await subject.commit(Put("a/expired", b"2"), when=[Mine("a/expired")], actor=BOB)
+        await subject.commit(Delete("a/deleted"), actor=ALICE)
+        subject.advance_ms(1000)
+        mine = [Mine("a/deleted"), Mine("a/expired"), Mine("a/never")]
+        await subject.commit(Put("a/expired", b"2"), when=mine, actor=BOB)
+        async with subject.refused(Conflict):
+            await subject.commit(when=mine, actor=ALICE)
+
+    async def test_mine_follows_the_owner_through_increments_and_takes(self, subject: Subject) -> None:
+        await subject.commit(Put("q/1", b"1"), Put("a/n", b"1"), actor=ALICE)
+        await subject.commit(Increment("a/n", 1), Take("q/", "r/"), actor=BOB)
+        await subject.commit(when=[Mine("a/n"), Mine("q/1")], actor=ALICE)
+        await subject.commit(when=[Mine("r/1")], actor=BOB)
+        async with subject.refused(Conflict):
+            await subject.commit(when=[Mine("r/1")], actor=ALICE)
+        async with subject.refused(Conflict):
+            await subject.commit(when=[Mine("a/n")], actor=BOB)
+
+    async def test_a_key_that_many_claim_at_once_has_one_owner(self, subject: Subject) -> None:
+        names = [f"agent-{i % 8}" for i in range(WRITERS)]
+        outcomes = await asyncio.gather(
+            *(subject.commit(Put("a/k", b"1"), when=[Mine("a/k")], actor=name) for name in names),
+            return_exceptions=True,
+        )
+        assert all(not isinstance(each, BaseException) or isinstance(each, Conflict) for each in outcomes)
+        winners = {name for name, each in zip(names, outcomes, strict=True) if not isinstance(each, BaseException)}
+        assert winners == {(await subject.entry("a/k")).owner}
 
 
 class TestTotalOrder:

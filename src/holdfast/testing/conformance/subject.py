@@ -67,6 +67,8 @@ class EngineFactory:
 
     new_storage: Callable[[], OpenEngine]
     capabilities: Capabilities
+    new_clock: Callable[[], ManualClock] = ManualClock
+    """For an engine whose time is another process's: a clock that it shares."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Subject:
 
     def __init__(self, factory: EngineFactory, *, deadline_s: float = DEADLINE_S) -> None:
         self.capabilities = factory.capabilities
-        self.clock = ManualClock()
+        self.clock = factory.new_clock()
         self.deadline_s = deadline_s
         self._open = factory.new_storage()
         self._engines: list[Engine] = []

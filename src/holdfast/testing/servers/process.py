@@ -108,6 +108,9 @@ class ServerProcess:
         """kill -9."""
         self.stop(signal.SIGKILL)
 
+    def signal(self, which: signal.Signals) -> None:
+        os.kill(self.pid, which)
+
     def pause(self) -> None:
         """SIGSTOP: alive, and silent, as behind a broken network."""
         os.kill(self.pid, signal.SIGSTOP)

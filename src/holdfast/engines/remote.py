@@ -1,0 +1,166 @@
+"""The remote engine: a store that a keeper serves. `holdfast://host:7420`, `holdfasts://` (TLS), `holdfast+unix:///path`.
+
+It is an engine like any other, and every guarantee is the keeper's engine's, brought over a connection that may break at
+any moment (`remote_link.py`). A commit carries a request id wherever the library made the batch, so its outcome is found
+out after a broken connection; without one it is `OutcomeUnknown`. The identity is the token's: a token that speaks for an
+agent writes as that agent and no other.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from holdfast.clock import Clock
+from holdfast.engine import (
+    Batch,
+    ChangeSet,
+    Durability,
+    Entry,
+    Finding,
+    Page,
+    Receipt,
+    SpaceInfo,
+    check_batch,
+    check_durability,
+    check_keys,
+    check_scan,
+    check_start,
+    cursor_revision,
+)
+from holdfast.engines.remote_link import Address, Client
+from holdfast.errors import InvalidInput
+from holdfast.identity import Identity
+from holdfast.wire import PORT, Commit, Compact, Create, Drop, Get, Inspect, Load, Scan, Spaces
+
+SCHEMES: Final = ("holdfast", "holdfasts", "holdfast+unix")
+
+
+class RemoteEngine:
+    """A keeper's store. Use `await RemoteEngine.open(url, token=…)`; it belongs to that event loop."""
+
+    @classmethod
+    async def open(cls, url: str, *, token: str, clock: Clock | None = None) -> RemoteEngine:
+        """Connect. The clock is the keeper's; the parameter is there as for every engine."""
+        client = Client(address_of(url), token)
+        await client.connect()
+        return cls(client)
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def identity(self) -> Identity:
+        """Whom the token speaks for."""
+        identity = self._client.identity
+        if identity is None:
+            raise InvalidInput("the engine was never connected")
+        return identity
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        check_batch(batch)
+        id = batch.request_id
+        if id is None:
+            answer = await self._client.ask(lambda n: Commit(n, space, batch), None)
+        elif batch.fresh:
+            repeated = Batch(batch.actor, batch.operations, batch.conditions, id)
+            answer = await self._client.ask(
+                lambda n: Commit(n, space, batch), lambda n: Commit(n, space, repeated), request_id=id
+            )
+        else:
+            make = lambda n: Commit(n, space, batch)  # noqa: E731
+            answer = await self._client.ask(make, make, request_id=id)
+        receipt: Receipt = answer.receipt
+        return receipt
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        check_keys(keys)
+        answer = await self._read(lambda n: Get(n, space, keys))
+        entries: list[Entry | None] = answer.entries
+        return entries
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        check_scan(prefix, after, limit)
+        answer = await self._read(lambda n: Scan(n, space, prefix, after, limit, reverse))
+        page: Page = answer.page
+        return page
+
+    async def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        for prefix in prefixes:
+            check_start(prefix)
+        if cursor is not None:
+            cursor_revision(cursor)
+        follower = self._client.follow(space, list(prefixes), cursor, live)
+        try:
+            while (commit := await follower.next()) is not None:
+                yield commit
+        finally:
+            follower.close()
+
+    async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        check_durability(durability)
+        make = lambda n: Create(n, space, durability, audit_reads)  # noqa: E731
+        answer = await self._client.ask(make, make)
+        [info] = answer.spaces
+        return info  # type: ignore[no-any-return]
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        answer = await self._read(lambda n: Spaces(n, name))
+        infos: list[SpaceInfo] = answer.spaces
+        return infos
+
+    async def drop(self, space: str) -> None:
+        await self._client.ask(lambda n: Drop(n, space), None)
+
+    async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        await self._client.ask(lambda n: Load(n, space, entries, revision), None)
+
+    async def compact(self, space: str, upto: int) -> None:
+        await self._client.ask(lambda n: Compact(n, space, upto), None)
+
+    async def inspect(self) -> list[Finding]:
+        answer = await self._read(Inspect)
+        where = f"the keeper at {self._client.address}, as {self.identity.agent} ({self.identity.role})"
+        return [Finding("ok", "remote", where), *answer.findings]
+
+    async def _read(self, make: Any) -> Any:
+        return await self._client.ask(make, make, reading=True)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def address_of(url: str) -> Address:
+    """Where a URL says the keeper is."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"ca"})
+    if parts.scheme not in SCHEMES or unknown:
+        raise InvalidInput(
+            f"{url!r} is not a keeper's address" + (f": unknown option {unknown[0]!r}" if unknown else "")
+        )
+    if parts.username or parts.password:
+        raise InvalidInput("a keeper's address has no user and no password; pass the token as token=")
+    if parts.scheme == "holdfast+unix":
+        if not parts.path.strip("/"):
+            raise InvalidInput("holdfast+unix:///path/to/keeper.sock needs the path of a socket")
+        return Address(path=unquote(parts.path))
+    try:
+        port = parts.port or PORT
+    except ValueError as exc:
+        raise InvalidInput(f"{url!r}: {exc}") from None
+    if not parts.hostname or parts.path not in ("", "/"):
+        raise InvalidInput(f"{url!r} is not a keeper's address; write {parts.scheme}://host:{PORT}")
+    tls = None
+    if parts.scheme == "holdfasts":
+        try:
+            tls = ssl.create_default_context(cafile=options.get("ca"))
+        except OSError as exc:
+            raise InvalidInput(f"the certificates in {options.get('ca')!r} cannot be read: {exc}") from exc
+    return Address(parts.hostname, port, tls=tls)

@@ -1,0 +1,57 @@
+"""Answers that are remembered: a transaction that reads, repeated under its request id, gives what it gave before.
+
+An engine remembers the receipt of a batch by its request id, as long as the same batch is sent again. A transaction that
+reads makes another batch each time, because its conditions name the versions it read, and what it read is in no receipt.
+So its answer is written in its own commit, as `answers/<agent>/<request id>`, and found there when it is repeated. The
+entry holds a digest of what was asked, for the same id must not be used for something else, and ends after an hour, as
+request ids do. A transaction that wrote nothing leaves nothing: repeating it reads anew.
+
+How it fails. Two of the same id at once: one commits, the other is refused by the first one's entry, runs again and finds
+the answer. An answer is a value: over 10 MiB it is InvalidInput, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from holdfast.codec import decode, encode
+from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put, check_label
+from holdfast.errors import InvalidInput
+from holdfast.keys import Subspace
+from holdfast.layers.records import Records, RecordTransaction
+
+ANSWERS: Final = Subspace("answers")
+
+
+async def transact_once(
+    records: Records,
+    work: Callable[[RecordTransaction], Awaitable[Any]],
+    *,
+    request_id: str | None,
+    asked: Any,
+) -> Any:
+    """Run the work like `records.transact`, once for this request id. `asked` is what it was asked to do; both are JSON."""
+    if request_id is None:
+        return await records.transact(work)
+    check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
+    key = ANSWERS.key(records._scope.actor, request_id)
+    digest = hashlib.sha256(encode(asked)).hexdigest()
+
+    async def run(tx: RecordTransaction) -> Any:
+        transaction = tx._transaction
+        stored = await transaction.value(key)
+        if stored is not None:
+            before, answer = decode(stored, list)
+            if before != digest:
+                raise InvalidInput(
+                    f"request id {request_id!r} was used before for something else; give every request its own id"
+                )
+            return answer
+        answer = await work(tx)
+        if transaction.operations:
+            transaction.put(Put(key, encode([digest, answer]), REQUEST_WINDOW_MS))
+        return decode(encode(answer))
+
+    return await records.transact(run)

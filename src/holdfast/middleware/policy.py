@@ -1,0 +1,521 @@
+"""The policy of a keeper: an engine around an engine, for one identity, that does only what the rules allow.
+
+    policy = Policy(engine, clock, rules, denied=callback)
+    engine = policy.engine_for(identity)        # one per connection; cheap
+    policy.reload(rules)                        # from the next request on; drops none
+
+Checks in this order, each before anything is done: access (`verbs.py`, `grants.py`), rate (`rates.py`), quota
+(`quotas.py`). Every condition and operation of a batch is checked and charged, and the rule of ownership goes into the batch
+as conditions, so that it holds at the instant of the commit. Who acts is who the credential names: a batch of another actor is
+refused. An identity has one space; every other one is refused in the same words, whether it exists or not.
+
+What others read must be readable: a value that is not JSON is InvalidInput. Administrators bring entries as they are.
+
+What it costs: a batch its operations or its conditions, whichever are more; a read its keys; a scan, a watch, and
+everything else 1.
+
+How it fails. AccessDenied, RateLimitExceeded (with `retry_after`), QuotaExceeded; nothing was changed then. `denied` is
+told of each; an error of its own is logged and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NoReturn
+
+from holdfast.clock import Clock
+from holdfast.codec import check_json
+from holdfast.engine import (
+    CONDITIONS_MAX,
+    SYSTEM_ACTOR,
+    Batch,
+    ChangeSet,
+    Condition,
+    Durability,
+    Engine,
+    Entry,
+    Finding,
+    Increment,
+    Page,
+    Push,
+    Put,
+    Receipt,
+    Reply,
+    SpaceInfo,
+    Submits,
+    check_batch,
+    check_keys,
+    check_scan,
+    check_start,
+)
+from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaExceeded, RateLimitExceeded
+from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.keys import shown
+from holdfast.middleware.denials import Denial
+from holdfast.middleware.grants import Grant, grant_of
+from holdfast.middleware.quotas import Book, Quotas, Tally, landed
+from holdfast.middleware.rates import Bucket, Rates
+from holdfast.middleware.rules import Rules
+from holdfast.middleware.verbs import (
+    ADMIN,
+    Misplaced,
+    claimed,
+    claims,
+    demands,
+    readable,
+    territory_of,
+    territory_under,
+)
+
+UNLIMITED: Final = 1 << 63
+"""More than any bound, also one that was never read."""
+
+log = logging.getLogger("holdfast.policy")
+
+
+def _tell_nobody(denial: Denial) -> None:
+    pass
+
+
+class Policy:
+    """The rules in force, and what was used under them."""
+
+    def __init__(
+        self, engine: Engine, clock: Clock, rules: Rules, *, denied: Callable[[Denial], None] = _tell_nobody
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.rules = rules
+        self.rates = Rates()
+        self.quotas = Quotas(engine, clock)
+        self._denied = denied
+
+    def engine_for(self, identity: Identity) -> PolicedEngine:
+        """The engine as this identity may use it."""
+        if identity.role != "admin" and identity.space == EVERY_SPACE:
+            raise InvalidInput(f"{identity.agent!r} is no administrator and must have one space, not every one")
+        if identity.role != "admin" and identity.agent == SYSTEM_ACTOR:
+            raise InvalidInput(f"{SYSTEM_ACTOR!r} is how the store names itself; no agent may have this name")
+        return PolicedEngine(self, identity)
+
+    def reload(self, rules: Rules) -> None:
+        """These rules count from the next request on. What was used before still counts."""
+        self.rules = rules
+
+    def tell(self, denial: Denial) -> None:
+        try:
+            self._denied(denial)
+        except Exception:
+            log.exception("a denial could not be told")
+
+
+class Flight:
+    """A commit under way: what it was charged with, and whom to answer when it lands."""
+
+    __slots__ = ("_account", "_amount", "_book", "_quotas", "reply")
+
+    def __init__(self, quotas: Quotas, book: Book, account: Tally, amount: int) -> None:
+        self._quotas = quotas
+        self._book = book
+        self._account = account
+        self._amount = amount
+        self.reply: Reply
+
+    def done(self) -> bool:
+        return self.reply.done()
+
+    def cancelled(self) -> bool:
+        return self.reply.cancelled()
+
+    def set_result(self, receipt: Receipt) -> None:
+        self.land()
+        self.reply.set_result(receipt)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.fail(error)
+        self.reply.set_exception(error)
+
+    def fail(self, error: BaseException) -> None:
+        self._quotas.failed(error, [(self._book, self._amount), (self._account, 1)])
+        self.land()
+
+    def land(self) -> None:
+        book, account = self._book, self._account
+        book.pending -= self._amount
+        book.flying -= 1
+        account.pending -= 1
+        account.flying -= 1
+        if book.drained is not None or account.drained is not None:
+            landed(book)
+            landed(account)
+
+
+class PolicedEngine:
+    """An engine as one identity may use it. Closing it leaves the engine within open."""
+
+    def __init__(self, policy: Policy, identity: Identity) -> None:
+        self.identity = identity
+        self._policy = policy
+        self._inner = policy.engine
+        self._clock = policy.clock
+        self._books = policy.quotas.books
+        self._quick = policy.engine if isinstance(policy.engine, Submits) else None
+        self._agent = identity.agent
+        self._home = identity.space
+        self._admin = identity.role == "admin"
+        self._orchestrator = identity.role == "orchestrator"
+        self._apply(policy.rules)
+
+    def _apply(self, rules: Rules) -> None:
+        grant = grant_of(rules, self.identity)
+        self._rules = rules
+        self._grant: Grant = grant
+        self._verbs = grant.verbs
+        self._bucket: Bucket | None = None
+        if grant.rate is not None:
+            self._bucket = self._policy.rates.bucket(self._home, self._agent, grant.rate)
+        quota = grant.quota
+        self._value_max = UNLIMITED if quota is None else quota.max_value_size
+        self._bytes_max = UNLIMITED if quota is None else quota.max_total_size
+        self._keys_max = UNLIMITED if quota is None else quota.max_keys_per_agent
+        self._sets = "Set" in grant.verbs and not self._admin
+        self._gets = "Get" in grant.verbs and not self._admin
+
+    # --- the operations ---
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        flight = self._take_off(space, batch)
+        if flight is None:
+            return await self._commit(space, batch)
+        try:
+            receipt = await self._inner.commit(space, batch)
+        except BaseException as exc:
+            flight.fail(exc)
+            raise
+        flight.land()
+        return receipt
+
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+        """`commit` without a coroutine (`engine.Submits`), for what is sent most."""
+        quick = self._quick
+        if quick is None or (flight := self._take_off(space, batch)) is None:
+            return False
+        flight.reply = reply
+        try:
+            quick.submit(space, batch, flight)
+        except BaseException as exc:
+            flight.fail(exc)
+            raise
+        return True
+
+    def _take_off(self, space: str, batch: Batch) -> Flight | None:
+        """One Put of a record, what is sent most: the same checks as for any batch, without looking anything up.
+
+        None when it is something else, or needs a closer look; then nothing was charged.
+        """
+        if self._rules is not self._policy.rules:
+            self._apply(self._policy.rules)
+        operations = batch.operations
+        if (
+            len(operations) != 1
+            or not self._sets
+            or type(op := operations[0]) is not Put
+            or batch.conditions
+            or op.owner is not None
+            or type(key := op.key) is not str
+            or key[:8] != "records/"
+            or not key.isascii()
+            or type(op.value) is not bytes
+            or batch.actor != self._agent
+            or space != self._home
+        ):
+            return None
+        size = len(op.value)
+        book = self._books.get(space)
+        amount = size + len(key)
+        if (
+            book is None
+            or (account := book.accounts.get(self._agent)) is None
+            or size > self._value_max
+            or book.gate is not None
+            or account.gate is not None
+            or book.base + book.begun + amount > self._bytes_max
+            or account.base + account.begun >= self._keys_max
+        ):
+            return None
+        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
+            self._refuse_rate(1, wait_ms, space, "Set", key)
+        check_json(op.value)
+        book.begun += amount
+        book.pending += amount
+        book.flying += 1
+        account.begun += 1
+        account.pending += 1
+        account.flying += 1
+        return Flight(self._policy.quotas, book, account, amount)
+
+    async def _commit(self, space: str, batch: Batch) -> Receipt:
+        """Any batch."""
+        if space != self._home and self._home != EVERY_SPACE:
+            self._enter(space, _verb_of(batch), _key_of(batch))
+        if self._admin:
+            return await self._policy.quotas.commit(space, batch, None)
+        if batch.actor != self._agent:
+            self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
+        try:
+            conditions = self._check(space, batch)
+        except (AttributeError, TypeError, ValueError):
+            check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
+            raise
+        if self._bucket is not None:
+            tokens = max(len(batch.operations), len(batch.conditions), 1)
+            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms()):
+                self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
+        return await self._within_quota(space, batch, conditions)
+
+    def _check(self, space: str, batch: Batch) -> tuple[Condition, ...]:
+        """Every verb of the batch, and whom it writes for; gives what ownership adds to it."""
+        verbs = self._verbs
+        for verb, key in demands(batch):
+            if verb not in verbs:
+                self._deny_verb(space, verb, key)
+        for op in batch.operations:
+            if type(op) is Put or type(op) is Push:
+                check_json(op.value)
+            if type(op) is Put and op.owner is not None and op.owner != self._agent:
+                self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
+        try:
+            return claims(batch, orchestrator=self._orchestrator)
+        except Misplaced as misplaced:
+            self._deny(space, _verb_of(batch), misplaced.key, f"{shown(misplaced.key)} cannot be written: {misplaced}")
+
+    async def _within_quota(self, space: str, batch: Batch, conditions: tuple[Condition, ...]) -> Receipt:
+        """Commit it, with the conditions that ownership adds."""
+        sent = batch
+        if conditions:
+            together = batch.conditions + conditions
+            if len(together) > CONDITIONS_MAX:
+                raise InvalidInput(
+                    f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}, and "
+                    f"{len(conditions)} more that ownership adds"
+                )
+            sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
+        try:
+            return await self._policy.quotas.commit(space, sent, self._grant.quota)
+        except QuotaExceeded as exc:
+            self._tell(exc, space, _verb_of(batch), _key_of(batch))
+            raise
+        except Conflict as conflict:
+            if not claimed(conflict, batch, conditions):
+                raise
+            key = conflict.key or ""
+            denied = AccessDenied(_why_not_ours(conflict, key))
+            self._tell(denied, space, _verb_of(batch), key)
+            raise denied from conflict
+        except InvalidInput:
+            if all(territory_of(op.key).read in self._verbs for op in batch.operations if isinstance(op, Increment)):
+                raise
+            # Its words show what is there, to one who may not read it.
+            raise InvalidInput(
+                "what is to be incremented is no 64-bit integer, or would be none; or the batch is wrong"
+            ) from None
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get` without a coroutine (`engine.Submits`), for one record."""
+        if self._rules is not self._policy.rules:
+            self._apply(self._policy.rules)
+        if self._quick is None or not self._is_one_record(space, keys):
+            return None
+        found = self._quick.read(space, keys)
+        if found is not None:
+            self._charge_read(space, keys[0])
+        return found
+
+    def _is_one_record(self, space: str, keys: list[str]) -> bool:
+        """What is read most, and may be: the same checks as for any read, without looking anything up."""
+        return (
+            len(keys) == 1
+            and self._gets
+            and type(key := keys[0]) is str
+            and key[:8] == "records/"
+            and space == self._home
+        )
+
+    def _charge_read(self, space: str, key: str) -> None:
+        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
+            self._refuse_rate(1, wait_ms, space, "Get", key)
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        if self._rules is not self._policy.rules:
+            self._apply(self._policy.rules)
+        if self._is_one_record(space, keys):
+            self._charge_read(space, keys[0])
+            return await self._inner.get(space, keys)
+        check_keys(keys)
+        self._enter(space, "Get", keys[0] if keys else "")
+        for key in keys:
+            if (verb := territory_of(key).read) not in self._verbs:
+                self._deny_verb(space, verb, key)
+        self._charge(max(len(keys), 1), space, "Get", keys[0] if keys else "")
+        return await self._inner.get(space, keys)
+
+    async def scan(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
+    ) -> Page:
+        check_scan(prefix, after, limit)
+        self._renew()
+        self._enter(space, "Get", prefix)
+        if (verb := territory_under(prefix).read) not in self._verbs:
+            self._deny_verb(space, verb, prefix)
+        self._charge(1, space, verb, prefix)
+        return await self._inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        """Only what may be read. Without a prefix, for those who may read the audit: all subspaces that one may read."""
+        for prefix in prefixes:
+            check_start(prefix)
+        self._renew()
+        self._check_watch(space, prefixes)
+        self._charge(1, space, "Watch", prefixes[0] if prefixes else "")
+        seen = prefixes if prefixes or self._admin else readable(self._verbs)
+        rules = self._rules
+        async for commit in self._inner.watch(space, *seen, cursor=cursor, live=live):
+            if rules is not self._policy.rules:
+                self._renew()
+                self._check_watch(space, seen)
+                rules = self._rules
+            yield commit
+
+    def _check_watch(self, space: str, prefixes: tuple[str, ...]) -> None:
+        first = prefixes[0] if prefixes else ""
+        self._enter(space, "Watch", first)
+        if "Watch" not in self._verbs:
+            self._deny_verb(space, "Watch", first)
+        if not prefixes and "Audit" not in self._verbs:
+            self._deny_verb(space, "Audit", "")
+        for prefix in prefixes:
+            if (verb := territory_under(prefix).read) not in self._verbs:
+                self._deny_verb(space, verb, prefix)
+
+    # --- the life of spaces ---
+
+    async def close(self) -> None:
+        """The engine within stays open: others use it."""
+
+    async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        self._renew()
+        self._enter(space, "Set", "")
+        self._charge(1, space, "Set", "")
+        return await self._inner.create(space, durability, audit_reads=audit_reads)
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        """One's own, if it exists; every one for administrators of all."""
+        self._renew()
+        if name is None and self._home == EVERY_SPACE:
+            return await self._inner.spaces()
+        name = self._home if name is None else name
+        self._enter(name, "Get", "")
+        self._charge(1, name, "Get", "")
+        return await self._inner.spaces(name)
+
+    async def drop(self, space: str) -> None:
+        self._administer(space)
+        await self._inner.drop(space)
+        self._policy.quotas.forget(space)
+
+    async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        self._administer(space)
+        await self._inner.load(space, entries, revision)
+        self._policy.quotas.forget(space)
+
+    async def compact(self, space: str, upto: int) -> None:
+        self._administer(space)
+        await self._inner.compact(space, upto)
+
+    async def inspect(self) -> list[Finding]:
+        self._administer(EVERY_SPACE)
+        return await self._inner.inspect()
+
+    # --- refusals ---
+
+    def _renew(self) -> None:
+        if self._rules is not self._policy.rules:
+            self._apply(self._policy.rules)
+
+    def _enter(self, space: str, verb: str, key: str) -> None:
+        if space != self._home and self._home != EVERY_SPACE:
+            self._deny(space, verb, key, f"the token of {self._agent!r} is for space {self._home!r} and no other")
+
+    def _administer(self, space: str) -> None:
+        self._renew()
+        self._enter(space, ADMIN, "")
+        if not self._admin:
+            self._deny_verb(space, ADMIN, "")
+
+    def _charge(self, tokens: int, space: str, verb: str, key: str) -> None:
+        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
+            self._refuse_rate(tokens, wait_ms, space, verb, key)
+
+    def _refuse_rate(self, tokens: int, wait_ms: int, space: str, verb: str, key: str) -> NoReturn:
+        rate, bucket = self._grant.rate, self._bucket
+        per_second = 0.0 if rate is None else rate.max_ops_per_second
+        if bucket is not None and tokens > bucket.burst:
+            text = (
+                f"{tokens} operations at once are more than the burst of {bucket.burst} that {self._agent!r} has; "
+                "nothing was done. Send them in smaller parts"
+            )
+        else:
+            text = (
+                f"{self._agent!r} is over its rate of {per_second:g} operations a second; nothing was done. "
+                f"Try again in {wait_ms / 1000:g} s"
+            )
+        refused = RateLimitExceeded(text, retry_after=wait_ms / 1000)
+        self._tell(refused, space, verb, key)
+        raise refused
+
+    def _deny_verb(self, space: str, verb: str, key: str) -> NoReturn:
+        where = f" {shown(key)}" if key else ""
+        if verb == ADMIN:
+            what = f"{where or ' this'} is for administrators, or names no single subspace"
+        else:
+            what = f" its rules do not allow {verb}{' of' + where if where else ''}"
+        self._deny(space, verb, key, f"{self._agent!r} may not do that:{what}. Ask whoever keeps the rules")
+
+    def _deny(self, space: str, verb: str, key: str, reason: str) -> NoReturn:
+        denied = AccessDenied(reason)
+        self._tell(denied, space, verb, key)
+        raise denied
+
+    def _tell(self, error: Error, space: str, verb: str, key: str) -> None:
+        self._policy.tell(Denial(self.identity, space, verb, key, error.code, str(error)))
+
+
+def _verb_of(batch: Batch) -> str:
+    """What a batch is, in one word, for those who are told that it was refused."""
+    return "Transaction" if len(batch.operations) > 1 else _last(batch)[0]
+
+
+def _key_of(batch: Batch) -> str:
+    return _last(batch)[1]
+
+
+def _last(batch: Batch) -> tuple[str, str]:
+    """The last verb that the batch needs, and its key."""
+    try:
+        return (demands(batch) or [("Set", "")])[-1]
+    except (AttributeError, TypeError):
+        return "Set", ""  # it is no batch, and was refused before that was found out
+
+
+def _why_not_ours(conflict: Conflict, key: str) -> str:
+    if conflict.condition == "mine":
+        owner = "somebody else" if conflict.actual is None else repr(conflict.actual.owner)
+        return (
+            f"{shown(key)} belongs to {owner}: outside of records one changes only what one owns. Nothing was written"
+        )
+    if conflict.condition == "absent":
+        return f"{shown(key)} is there already, and is written once. Nothing was written"
+    return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"

@@ -1,0 +1,99 @@
+"""How often: a bucket of tokens per agent of a space, charged by the operation.
+
+A bucket holds `burst` tokens and gets `max_ops_per_second` new ones a second. It is kept as what is owed, in whole numbers
+(the rate is taken as the decimal fraction that was written), so nothing is rounded: no sequence of requests gets more than
+burst + rate x time, and a refusal names the very millisecond at which the same request would pass.
+
+All connections of an agent share its bucket. A bucket that owes nothing is forgotten when nobody holds it; one that owes
+something is kept, so that coming back does not fill it. When the clock is set back nobody gets tokens for it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final
+from weakref import WeakValueDictionary
+
+from holdfast.middleware.rules import RateLimit
+
+KEPT_MIN: Final = 1024
+"""Buckets that are kept before the first look at which of them owe nothing any more."""
+
+
+class Bucket:
+    """What one agent of a space may still do at the moment."""
+
+    __slots__ = ("__weakref__", "_kept", "_owed", "_rates", "at_ms", "burst", "capacity", "per_ms", "unit")
+
+    def __init__(self, rates: Rates, limit: RateLimit) -> None:
+        self._rates = rates
+        self._owed = 0
+        self._kept = False
+        self.at_ms = 0
+        self.unit = 1
+        self.limit_to(limit)
+
+    def limit_to(self, limit: RateLimit) -> None:
+        """Apply this limit from now on; what is owed stays owed."""
+        rate = Fraction(str(limit.max_ops_per_second))
+        before, self.unit, self.per_ms = self.unit, 1000 * rate.denominator, rate.numerator
+        self._owed = -(-self._owed * self.unit // before)
+        self.burst = limit.burst
+        self.capacity = limit.burst * self.unit
+
+    def charge(self, tokens: int, now_ms: int) -> int:
+        """Take so many tokens, or none and tell in how many milliseconds there will be enough; 0 when they were taken."""
+        past = now_ms - self.at_ms
+        self.at_ms = now_ms
+        owed = self._owed
+        if past > 0:
+            owed -= past * self.per_ms
+            if owed < 0:
+                owed = 0
+        after = owed + tokens * self.unit
+        if after > self.capacity:
+            self._owed = owed
+            return -((self.capacity - after) // self.per_ms)
+        self._owed = after
+        if not self._kept:
+            self._kept = True
+            self._rates.keep(self)
+        return 0
+
+    def settled(self, now_ms: int) -> bool:
+        """Whether it is full again."""
+        return self._owed <= (now_ms - self.at_ms) * self.per_ms
+
+    def let_go(self) -> None:
+        self._kept = False
+
+
+class Rates:
+    """The buckets of all agents."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[str, str], Bucket] = WeakValueDictionary()
+        self._kept: list[Bucket] = []
+        self._look_at = KEPT_MIN
+
+    def bucket(self, space: str, agent: str, limit: RateLimit) -> Bucket:
+        """The bucket that all connections of this agent share, under this limit."""
+        bucket = self._known.get((space, agent))
+        if bucket is None:
+            bucket = self._known[space, agent] = Bucket(self, limit)
+        else:
+            bucket.limit_to(limit)
+        return bucket
+
+    def keep(self, bucket: Bucket) -> None:
+        """It owes something: remember it until it does not."""
+        self._kept.append(bucket)
+        if len(self._kept) > self._look_at:
+            owing = []
+            for each in self._kept:
+                if each.settled(bucket.at_ms):
+                    each.let_go()
+                else:
+                    owing.append(each)
+            self._kept = owing
+            self._look_at = max(KEPT_MIN, 2 * len(owing))

@@ -1,0 +1,211 @@
+"""Which verb an operation needs, and whose entries it may change: the one table behind access and ownership.
+
+Rules speak of verbs (document D's, and Audit). What a client sends are operations on keys. `TERRITORIES` says for each
+subspace which verb reads it, which one each operation needs there, and who may change what is there:
+
+    free   everybody: records, with their lists and sets
+    own    one creates what is absent and changes what one owns
+    line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
+    once   one creates what is absent; it stays as it is
+
+`demands` gives every verb a batch needs: a condition reads its key, so it needs what reading needs; a batch with more than
+one operation on records needs Transaction besides. `claims` gives the conditions that make the rule of ownership part of the
+commit itself. Both depend on the batch and nothing else, so a repeated request gets the same conditions and the same digest.
+
+A subspace that is not in the table is closed to everybody but administrators, and so is what needs ADMIN, a verb that no
+rule can give. A new capability adds its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.engine import (
+    Absent,
+    Batch,
+    Condition,
+    Delete,
+    Increment,
+    Mine,
+    Operation,
+    Present,
+    Push,
+    Put,
+    Take,
+    Touch,
+)
+from holdfast.errors import Conflict, InvalidInput
+
+VERBS: Final = (
+    "Get",
+    "Set",
+    "Delete",
+    "Increment",
+    "CompareAndSwap",
+    "Lock",
+    "Unlock",
+    "Transaction",
+    "Watch",
+    "Reserve",
+    "Audit",
+)
+EVERY_VERB: Final = "*"
+ADMIN: Final = "Admin"
+"""What no rule can give: only administrators have it."""
+
+Ownership = Literal["free", "own", "line", "once"]
+
+
+class Territory(msgspec.Struct, frozen=True):
+    """The verbs of one subspace, and whose its entries are."""
+
+    read: str
+    put: str = ADMIN
+    swap: str = ADMIN
+    """A Put with a condition on the same key."""
+    push: str = ADMIN
+    touch: str = ADMIN
+    increment: str = ADMIN
+    delete: str = ADMIN
+    take: str = ADMIN
+    ownership: Ownership = "own"
+    orchestrated: bool = False
+    """Orchestrators change what others own."""
+    elements: int = 0
+    """How many elements the prefix of a line has, its subspace included; one more would get before it."""
+
+
+_RECORDS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free")
+_ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete", ownership="free")
+_DOCUMENTS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", orchestrated=True)
+CLOSED: Final = Territory(ADMIN)
+
+TERRITORIES: Final[dict[str, Territory]] = {
+    "records": _RECORDS,
+    "lists": _ITEMS,
+    "sets": _ITEMS,
+    "locks": Territory("Lock", "Lock", "Lock", "Lock", "Lock", ADMIN, "Unlock", ownership="line", elements=3),
+    "permits": Territory("Lock", "Lock", "Lock", ownership="once"),
+    "blobs": Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete"),
+    "queues": Territory("Get", "Set", "Set", "Set", "Reserve", "Set", "Delete", "Reserve", ownership="line"),
+    "documents": _DOCUMENTS,
+    "correlations": _DOCUMENTS,
+    "answers": Territory("Transaction", "Transaction", "Transaction"),
+    "audit": Territory("Audit"),
+    "system": CLOSED,
+}
+
+
+Demand: TypeAlias = tuple[str, str]
+"""A verb, and the key it is needed for."""
+
+
+class Misplaced(Exception):
+    """An operation that cannot be right in its subspace, whoever sends it; `key` is where."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def check_verb(verb: str) -> None:
+    """Refuse a word that no rule can mean."""
+    if verb not in VERBS and verb != EVERY_VERB:
+        raise InvalidInput(f"{verb!r} is no verb; there are {', '.join(VERBS)}, and {EVERY_VERB} for all")
+
+
+def territory_of(key: str) -> Territory:
+    return TERRITORIES.get(key.partition("/")[0], CLOSED)
+
+
+def territory_under(prefix: str) -> Territory:
+    """Of a scan's or watch's prefix; one that does not name a whole subspace is closed."""
+    return CLOSED if prefix.find("/") < 1 else territory_of(prefix)
+
+
+def readable(verbs: frozenset[str]) -> tuple[str, ...]:
+    """The prefixes of the subspaces that one may read with these verbs."""
+    return tuple(f"{name}/" for name, territory in TERRITORIES.items() if territory.read in verbs)
+
+
+def demands(batch: Batch) -> list[Demand]:
+    """Every verb the batch needs, with a key for each."""
+    needed: list[Demand] = []
+    tested = set()
+    for condition in batch.conditions:
+        key = condition.key
+        tested.add(key)
+        needed.append((TERRITORIES.get(key.partition("/")[0], CLOSED).read, key))
+    records = 0
+    for op in batch.operations:
+        kind = type(op)
+        if kind is Take:
+            for place in (op.source, op.target, op.source_counter, op.target_counter):  # type: ignore[union-attr]
+                if place is not None:
+                    needed.append((territory_of(place).take, place))
+            continue
+        key = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
+        territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
+        if kind is Put and key in tested:
+            needed.append((territory.swap, key))
+        else:
+            needed.append((_verb(territory, kind), key))
+        if territory is _RECORDS:
+            records += 1
+            if records == 2:
+                needed.append(("Transaction", key))
+    return needed
+
+
+def _verb(territory: Territory, kind: type[Operation]) -> str:
+    if kind is Put:
+        return territory.put
+    if kind is Delete:
+        return territory.delete
+    if kind is Push:
+        return territory.push
+    if kind is Touch:
+        return territory.touch
+    return territory.increment
+
+
+def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
+    """What must hold for the batch to change nothing that is another's. Misplaced when it never can."""
+    conditions: list[Condition] = []
+    for op in batch.operations:
+        kind = type(op)
+        if kind is Take:
+            continue  # only where everybody may take
+        key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
+        territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
+        ownership = territory.ownership
+        if ownership == "free" or (orchestrator and territory.orchestrated):
+            continue
+        if territory.elements and (kind is Push or kind is Put):
+            if kind is Push and key.count("/") != territory.elements:
+                raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
+            if op.ttl_ms is None:  # type: ignore[union-attr]
+                raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
+        if ownership == "once":
+            conditions.append(Absent(key))
+        elif kind is not Push:
+            conditions.append(Mine(key))
+            if ownership == "line" and (kind is Put or kind is Increment):
+                conditions.append(Present(key))
+    return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
+
+
+_NAMED: Final[dict[str, Callable[[str], Condition]]] = {"mine": Mine, "absent": Absent, "present": Present}
+"""As Conflict calls them."""
+
+
+def claimed(conflict: Conflict, batch: Batch, conditions: tuple[Condition, ...]) -> bool:
+    """Whether what refused the batch is one of the conditions that were added to it, and none that its sender asked for."""
+    make = _NAMED.get(conflict.condition or "")
+    if make is None or conflict.key is None:
+        return False
+    refused = make(conflict.key)
+    return refused in conditions and (conflict.condition == "mine" or refused not in batch.conditions)

@@ -1,0 +1,1 @@
+"""The keeper: a store, served to agents over the network, under rules."""

@@ -1,0 +1,54 @@
+"""What a keeper holds, in numbers: counted every few seconds, so that whoever reads the metrics waits for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from holdfast.clock import Clock
+from holdfast.engine import SYSTEM_ACTOR
+from holdfast.errors import Error
+from holdfast.layers.lines import LOCKS
+from holdfast.store import Store
+
+COUNT_MS: Final = 10_000
+
+log = logging.getLogger("holdfast.gauges")
+
+
+class Gauges:
+    """Bytes, locks and messages of the whole store, as they were at the last count."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.state_bytes = 0
+        self.locks_held = 0
+        self.queue_depth = 0
+        self._store = store
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def count(self) -> None:
+        """Count now."""
+        used = [(info.name, each) for info in await self._store.engine.spaces() for each in info.usage]
+        self.state_bytes = sum(each.bytes for _, each in used)
+        self.queue_depth = sum(each.keys for _, each in used if each.subspace == "queues")
+        locked = {name for name, each in used if each.subspace == LOCKS.name and each.keys and name[0] != "_"}
+        lines = [await self._store.space(name, agent=SYSTEM_ACTOR).locks.list() for name in locked]
+        self.locks_held = sum(len(state.holders) for states in lines for state in states)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.count()
+            except Error as exc:
+                log.warning("the store could not be counted: %s", exc)
+            await self._clock.sleep_until(self._clock.now_ms() + COUNT_MS)

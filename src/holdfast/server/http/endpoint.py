@@ -1,0 +1,121 @@
+"""What can be asked for: a method, a path, a function, and the types of what goes in and comes out.
+
+The function's own signature is the description. It takes the call, and by these names what it needs:
+
+    path      a struct with the path's parameters        query     a struct with the query's
+    headers   a struct with the headers it reads         body      the body's type
+
+and returns its answer's type, or `Answer[type]` to add a status or headers. `app.py` reads a request by these types, and
+`openapi.py` writes the document from them, so that neither can say something else than the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from holdfast.errors import AccessDenied, Error, InvalidInput
+from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.server.http.failures import Failure
+from holdfast.space import Space, check_space
+
+if TYPE_CHECKING:
+    from holdfast.server.http.port import Port
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What is sent back, with another status than 200 or with headers of its own."""
+
+    body: T
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, as a function sees it: who asks, and of which port."""
+
+    port: Port
+    identity: Identity
+
+    def space(self, name: str) -> Space:
+        """A space as whoever asks may use it."""
+        check_space(name)
+        self.enter(name)
+        return self.port.keeper.space_for(self.identity, name)
+
+    def enter(self, name: str) -> None:
+        """AccessDenied when the token is for another space, whether or not this one exists."""
+        if not self.identity.may_enter(name):
+            raise AccessDenied(f"this token is not for space {name!r}")
+
+    def require_admin(self, what: str) -> None:
+        if self.identity.role != "admin":
+            raise AccessDenied(f"only an administrator may {what}")
+
+    def own_space(self, named: str | None) -> str:
+        """The token's space; an administrator's is the one that was named."""
+        if named is not None:
+            return named
+        if self.identity.space == EVERY_SPACE:
+            raise InvalidInput("this token is for every space: name one with the header Holdfast-Space")
+        return self.identity.space
+
+
+Function = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One method of one path."""
+
+    method: str
+    path: str
+    run: Function
+    errors: tuple[type[Error], ...]
+    statuses: dict[int, str]
+    """Statuses of success and what they mean."""
+    media: tuple[str, ...]
+    """What a success is sent as."""
+    failures: tuple[type, ...]
+    """How a refusal may look."""
+    is_open: bool
+    """Whether it needs no token."""
+    raw: bool
+    """Whether the function makes the response itself."""
+    summary: str
+    types: dict[str, Any]
+    """Of path, query, headers, body and return, as far as there are any."""
+    body_shown: Any
+
+
+def endpoint(
+    method: str,
+    path: str,
+    *,
+    errors: tuple[type[Error], ...] = (),
+    statuses: dict[int, str] | None = None,
+    media: tuple[str, ...] = ("application/json",),
+    failures: tuple[type, ...] = (Failure,),
+    is_open: bool = False,
+    raw: bool = False,
+    body_shown: Any = None,
+) -> Callable[[Function], Endpoint]:
+    """Describe a function. `body_shown` is a body's type for readers, where the function reads it itself."""
+
+    def describe(run: Function) -> Endpoint:
+        hints = get_type_hints(run, include_extras=True)
+        hints.pop("call", None)
+        if get_origin(hints.get("return")) is Answer:
+            [hints["return"]] = get_args(hints["return"])
+        summary = " ".join((inspect.getdoc(run) or "").split("\n\n")[0].split())
+        found = statuses or {200: "done"}
+        shown = hints.get("body") if body_shown is None else body_shown
+        return Endpoint(method, path, run, errors, found, media, failures, is_open, raw, summary, hints, shown)
+
+    return describe

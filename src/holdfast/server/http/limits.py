@@ -1,0 +1,44 @@
+"""Every limit of the HTTP port, by name. Tests inject shorter ones; operators may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+REQUEST_ID_CHARS_MAX: Final = 100
+"""Of an Idempotency-Key or the id of a message; locks append a few characters to it, up to the engines' 128."""
+PAGE_MAX: Final = 1000
+"""Records, commits or audit records of one answer."""
+PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A page ends after the value with which it reaches this."""
+NESTING_MAX: Final = 100
+"""Levels of lists and objects in a body."""
+PARAMETERS_MAX: Final = 32
+"""In a query string."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may take, in bytes, seconds and numbers."""
+
+    body_bytes_max: int = 16 * 1024 * 1024
+    head_bytes_max: int = 32 * 1024
+    head_s_max: float = 10.0
+    """From a connection, or the first byte of its next request, to the end of the head."""
+    body_s_max: float = 60.0
+    """From the head of a request to the end of its body."""
+    idle_s_max: int = 75
+    """Between two requests of a connection."""
+    write_s_max: float = 30.0
+    """How long a client may take nothing of an answer that waits for it."""
+    connections_max: int = 1000
+    requests_max: int = 512
+    """Running at once."""
+    feeds_per_token_max: int = 8
+    lock_wait_ms_max: int = 30_000
+    heartbeat_ms: int = 15_000
+    """Between two comments of a feed in which nothing happens."""
+    look_ms: int = 1_000
+    """How often a feed looks whether its token is still good."""
+    stop_s_max: int = 10
+    """For what is running when the server stops."""

@@ -1,0 +1,61 @@
+"""What the requests of one port share: the keeper behind it, its limits, and what is going on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from holdfast.errors import Unavailable
+from holdfast.server.http.limits import Limits
+from holdfast.server.served import Served
+
+T = TypeVar("T")
+
+
+class Port:
+    """One HTTP port of a keeper."""
+
+    def __init__(
+        self, keeper: Served, metrics: Callable[[], bytes] | None, limits: Limits, *, metrics_open: bool
+    ) -> None:
+        self.keeper = keeper
+        self.metrics = metrics
+        self.metrics_open = metrics_open
+        self.limits = limits
+        self.stopping = asyncio.Event()
+        self.running = 0
+        self.feeds: Counter[str] = Counter()
+        """Open feeds by token."""
+        self._asked: dict[tuple[str, ...], tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def one_at_a_time(self, *name: str) -> AsyncIterator[None]:
+        """Requests of the same name wait for each other; for those that must not be repeated while they run."""
+        lock, users = self._asked.get(name, (asyncio.Lock(), 0))
+        self._asked[name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._asked[name][1] - 1
+            if users:
+                self._asked[name] = (lock, users)
+            else:
+                del self._asked[name]
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something that may wait for long. When the server stops it is given up, and nothing is held."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Unavailable("the server is stopping; repeat the request when it is back")
+            return task.result()
+        finally:
+            stopped.cancel()
+            task.cancel()
+            await asyncio.wait((task, stopped))

@@ -1,0 +1,175 @@
+"""Reading what clients send: JSON that means one thing only, and texts that are what they claim to be.
+
+Refused with a sentence: what is no JSON, invalid UTF-8, NaN, an object that names a member twice (readers differ in which
+one counts), integers beyond 64 bits (half of all readers round them), lists in lists without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Hashable, Mapping
+from functools import cache
+from types import NoneType
+from typing import Any, Final, TypeVar, cast, get_args
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from holdfast.codec import INT64_MAX, INT64_MIN
+from holdfast.errors import InvalidInput
+from holdfast.server.http.failures import BodyTooLarge, BodyTooSlow, NotJSON
+from holdfast.server.http.limits import NESTING_MAX, PARAMETERS_MAX, Limits
+
+T = TypeVar("T")
+_TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_LONG: Final = re.compile(rb"[0-9]{19}")
+
+
+def read_json(data: bytes) -> Any:
+    """The value of a body."""
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise InvalidInput("the body is not UTF-8 text") from None
+    except msgspec.MsgspecError as exc:
+        raise InvalidInput(f"the body is not JSON: {exc}") from None
+    if type(value) in (dict, list):
+        bare = _TEXTS.sub(b"", data)
+        members = _measure(value, look_at_numbers=_LONG.search(bare) is not None)
+        if members != bare.count(b":"):
+            json.loads(data, object_pairs_hook=_refuse_doubles)
+    elif type(value) is int:
+        _check_number(value)
+    return value
+
+
+def _measure(value: Any, *, look_at_numbers: bool) -> int:
+    """How many members its objects have; refuses what is nested too deeply, and numbers beyond 64 bits."""
+    members = 0
+    level: list[Any] = [value]
+    for _ in range(NESTING_MAX):
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                members += len(item)
+                parts: Any = item.values()
+            else:
+                parts = item
+            below += [part for part in parts if type(part) in (dict, list)]
+            if look_at_numbers:
+                for part in parts:
+                    if type(part) is int:
+                        _check_number(part)
+        if not below:
+            return members
+        level = below
+    raise _too_deep()
+
+
+def _check_number(number: int) -> None:
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise InvalidInput(f"{str(number)[:40]} is beyond 64 bits; send it as text")
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput(f"the body is nested more than {NESTING_MAX} levels deep")
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise InvalidInput(f"an object of the body names {name[:60]!r} twice")
+        seen.add(name)
+
+
+def read_as(value: Any, as_type: type[T], what: str, *, strict: bool = True) -> T:
+    """The value as this type; InvalidInput says where it differs."""
+    try:
+        return msgspec.convert(value, as_type, strict=strict)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(f"{what}: {exc}") from None
+
+
+def read_query(query: bytes) -> dict[str, str]:
+    """The parameters of a query string, each once."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX)
+    except ValueError:
+        raise InvalidInput(f"the query is not at most {PARAMETERS_MAX} parameters in UTF-8, percent-encoded") from None
+    parameters = dict(pairs)
+    if len(parameters) != len(pairs):
+        raise InvalidInput("the query names a parameter twice")
+    return parameters
+
+
+def check_path(raw_path: bytes) -> None:
+    """Refuse a path that is no UTF-8: decoding it leniently would make one name of two."""
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("the path is not UTF-8, percent-encoded") from None
+
+
+def read_struct(values: Mapping[str, str], as_type: type[T], what: str) -> T:
+    """Texts (a path's, a query's, headers') as the fields of this type."""
+    fields, unknown = _fields(cast(Hashable, as_type)), dict(values)
+    found: dict[str, Any] = {}
+    for name, (called, type_, required) in fields.items():
+        text = unknown.pop(called, None)
+        if text is not None:
+            found[name] = read_as(text, type_, f"{what}, {called}", strict=False)
+        elif required:
+            raise InvalidInput(f"{what}: {called} is missing")
+    if unknown:
+        known = ", ".join(called for called, _, _ in fields.values()) or "none"
+        raise InvalidInput(f"{what}: there is no parameter {next(iter(unknown))[:60]!r} here; there is: {known}")
+    return as_type(**found)
+
+
+@cache
+def _fields(struct: Hashable) -> dict[str, tuple[str, Any, bool]]:
+    """Name → what it is called outside, its type without null (a text "null" is a text), whether it is required."""
+    found = {}
+    for field in msgspec.structs.fields(struct):  # type: ignore[arg-type]
+        options = get_args(field.type)
+        type_ = options[0] if options[1:] == (NoneType,) else field.type
+        found[field.name] = (field.encode_name, type_, field.required)
+    return found
+
+
+def read_headers(headers: Mapping[str, str], as_type: type[T]) -> T:
+    """The headers this type names."""
+    called = [called for called, _, _ in _fields(cast(Hashable, as_type)).values()]
+    return read_struct({name: headers[name] for name in called if name in headers}, as_type, "headers")
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, or a refusal as soon as it is too large or too slow."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise NotJSON("the body must be application/json")
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and (len(length) > 15 or int(length) > limits.body_bytes_max):
+        raise _too_large(limits)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s_max):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limits.body_bytes_max:
+                    raise _too_large(limits)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {limits.body_s_max:g} s; nothing was done") from None
+    except ClientDisconnect:
+        raise BodyTooSlow("the client went away before its body had arrived; nothing was done") from None
+    return bytes(data)
+
+
+def _too_large(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(f"a body has at most {limits.body_bytes_max:,} bytes; nothing was done")

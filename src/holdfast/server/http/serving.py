@@ -1,0 +1,178 @@
+"""Running the HTTP port in an event loop that is there already.
+
+    server = await serve_http(app, host="127.0.0.1", port=0)
+    print(server.port)
+    await server.stop()
+
+Nothing is done about signals, logging or the event loop: that is the business of whoever runs it. Stopping takes a bounded
+time: no new connection is taken, new requests are refused, feeds and those who stand in line for a lock are told that the
+server stops, what is running is finished; what has not finished within `Limits.stop_s_max` is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.applications import Starlette
+
+from holdfast.errors import InvalidInput, Unavailable
+from holdfast.server.http.port import Port
+from holdfast.server.http.protocol import bounded
+
+PORT: Final = 7421
+BACKLOG: Final = 512
+TICK_S: Final = 0.01
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, and told to stop by an event rather than by looking ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.leave = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        ticks = itertools.count()
+        while not self.leave.is_set():
+            await self.on_tick(next(ticks) * 10)  # renews the date of the answers
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.leave.wait(), 1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more, let everybody finish; whoever has not after the time there is, is cancelled."""
+        state = self.server_state
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._until_idle()
+        except TimeoutError:
+            for task in list(state.tasks):
+                task.cancel()
+
+    async def _until_idle(self) -> None:
+        while True:
+            if not self.server_state.connections and not self.server_state.tasks:
+                return
+            await asyncio.sleep(TICK_S)
+
+
+class HttpServer:
+    """A port that is open. Made by `serve_http`."""
+
+    def __init__(self, port: Port, server: _Uvicorn, task: asyncio.Task[None], listening: socket.socket) -> None:
+        self._port = port
+        self._server = server
+        self._task = task
+        self._is_unix = listening.family == socket.AF_UNIX
+        address = listening.getsockname()
+        self.path: Path | None = Path(address) if self._is_unix else None
+        self.port: int | None = None if self._is_unix else int(address[1])
+        """The real one, also when 0 was asked for."""
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.server_state.connections)
+
+    async def wait(self) -> None:
+        """Return when it has stopped."""
+        await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Refuse what is new, finish what is running, close."""
+        self._port.stopping.set()
+        self._server.leave.set()
+        limit = self._port.limits.stop_s_max + 1
+        await asyncio.wait((self._task,), timeout=limit)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
+        if not self._task.done():
+            self._task.cancel()
+        await asyncio.wait((self._task,))
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+async def serve_http(
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    path: str | Path | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> HttpServer:
+    """Open the port: a host and a port (0: any that is free), or a unix socket; with TLS if a context is given."""
+    shared: Port = app.state.port
+    limits = shared.limits
+    listening = _unix(Path(path)) if path is not None else _tcp(host, port)
+    config = uvicorn.Config(
+        app,
+        http=bounded(limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=limits.idle_s_max,
+        timeout_graceful_shutdown=limits.stop_s_max,
+        h11_max_incomplete_event_size=limits.head_bytes_max,
+        backlog=BACKLOG,
+    )
+    config.load()
+    config.ssl = tls
+    server = _Uvicorn(config)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+    opened = HttpServer(shared, server, task, listening)
+    while not server.started:
+        if task.done():
+            raise Unavailable("the HTTP port did not start") from task.exception()
+        await asyncio.sleep(TICK_S)
+    return opened
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Inherited by every connection. Without it the second part of an answer waits for the client's delayed ACK, 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except OSError as exc:
+        raise Unavailable(f"HTTP cannot listen at {host}:{port}: {exc.strerror or exc}; choose another") from exc
+
+
+def _unix(path: Path) -> socket.socket:
+    """A socket that its user alone may open. One that is left over is replaced, anything else is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InvalidInput(f"{path} exists and is no socket; name another path")
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        os.chmod(path, 0o600)
+        listening.listen(BACKLOG)
+    except OSError as exc:
+        listening.close()
+        raise Unavailable(f"HTTP cannot listen at {path}: {exc.strerror or exc}; choose another path") from exc
+    return listening

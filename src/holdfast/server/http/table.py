@@ -1,0 +1,18 @@
+"""Everything that can be asked for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.server.http import feed, health, locks, messages, records, spaces, transactions
+from holdfast.server.http.endpoint import Endpoint
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *health.ENDPOINTS,
+    *messages.ENDPOINTS,
+    *spaces.ENDPOINTS,
+    *records.ENDPOINTS,
+    *transactions.ENDPOINTS,
+    *locks.ENDPOINTS,
+    *feed.ENDPOINTS,
+)

@@ -1,0 +1,270 @@
+"""The keeper: a store, its rules, its tokens and its ports, put together.
+
+    request → authenticate (TokenBook) → access, rate, quota, ownership (Policy) → the store's engine → audit, metrics
+
+Both ports use the store only through `engine_for`, so there is no way around the rules. The keeper looks after every space
+that is used through it (sweeping, sealing, pruning), as any open store does.
+
+Starting makes an administrator's token if the store has no token; it is shown once and kept hashed. A configuration file
+is followed while the keeper runs: rules, limits and log level change between two requests.
+
+Stopping, in this order and within STOP_S: nothing new is taken, what was taken is finished and answered, the audit is
+sealed, the log is folded into the file, the file is closed. When the engine cannot go on (a failed fsync), everything is
+refused, `failed` is set, and whoever runs the keeper ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine import Engine
+from holdfast.errors import InvalidInput, Unavailable
+from holdfast.identity import Identity, Secret
+from holdfast.layers.leases import Leases
+from holdfast.layers.locks import Coordination
+from holdfast.layers.tokens import TokenBook, Tokens
+from holdfast.middleware.denials import DenialNotes
+from holdfast.middleware.policy import Policy
+from holdfast.middleware.telemetry import Observed
+from holdfast.server.binary import BinaryPort, Limits
+from holdfast.server.config import Config, Tls
+from holdfast.server.door import enter
+from holdfast.server.gauges import Gauges
+from holdfast.server.http.app import make_app
+from holdfast.server.http.limits import Limits as HttpLimits
+from holdfast.server.http.serving import HttpServer, serve_http
+from holdfast.server.metrics import Metrics
+from holdfast.server.traces import Traces
+from holdfast.space import Space
+from holdfast.store import Store, open
+
+STOP_S: Final = 10.0
+"""How long a keeper that stops waits for what is under way."""
+ADMIN: Final = "admin"
+"""The name on the token that the first start makes."""
+
+log = logging.getLogger("holdfast.keeper")
+
+
+@runtime_checkable
+class _Owns(Protocol):
+    """An engine that owns its storage alone, and may have to stop."""
+
+    on_failure: Any
+
+    @property
+    def failure(self) -> str | None: ...
+
+
+class Keeper:
+    """A store, served. `await keeper.start()`, then `await keeper.stop()`."""
+
+    def __init__(self, config: Config, *, clock: Clock | None = None, background: bool = True) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.failed = asyncio.Event()
+        self.failure: str | None = None
+        self.admin_token: Secret | None = None
+        """Made by this start, because the store had no token; to be shown once."""
+        self.store: Store = open(config.store or "memory:", clock=self.clock, background=background)
+        self.audited: set[str] = set()
+        self.binary_port = self.http_port = 0
+        self._stopping: str | None = "the keeper is starting"
+        self._tls = None if config.tls is None else tls_context(config.tls)
+        self._parts = AsyncExitStack()
+        """What was opened, to be closed in the opposite order."""
+        self._http: HttpServer | None = None
+
+    # --- its life ---
+
+    async def start(self) -> None:
+        """Open the store and the ports; whatever fails, nothing is left open."""
+        await self.store.__aenter__()
+        self._parts.push_async_callback(self.store.close)
+        try:
+            await self._prepare()
+            await self._listen()
+        except BaseException:
+            await self._parts.aclose()
+            raise
+        self._stopping = None
+
+    async def _prepare(self) -> None:
+        engine = self.store.engine
+        self._owned = isinstance(engine, _Owns)
+        if isinstance(engine, _Owns):
+            engine.on_failure = self._fail
+        for name, settings in self.config.spaces.items():
+            await engine.create(name, settings.durability, audit_reads=settings.audit_reads)
+        for info in await engine.spaces():
+            self.look_after(info.name)
+            if info.audit_reads:
+                self.audited.add(info.name)
+        self._book = TokenBook(engine, self.clock)
+        await self._book.start()
+        self._parts.push_async_callback(self._book.close)
+        if not len(self._book):
+            self.admin_token, _ = await Tokens(engine, self.clock, ADMIN).create(ADMIN, None, "admin")
+        denials = DenialNotes(engine, self.clock)
+        self._parts.push_async_callback(denials.close)
+        self._policy = Policy(engine, self.clock, self.config.policies, denied=denials)
+        self._coordination = Coordination(Leases(self.clock, renew=False), engine)
+        self._parts.push_async_callback(self._coordination.close)
+        gauges = Gauges(self.store, self.clock)
+        gauges.start()
+        self._parts.push_async_callback(gauges.close)
+        self._traces = Traces()
+        span = self._traces.span if self._traces.enabled else None
+        self.binary = BinaryPort(self, limits_of(self.config), self._observe, span, sole_owner=self._owned)
+        self.metrics = Metrics(
+            version("holdfast"),
+            {
+                "state_bytes": lambda: gauges.state_bytes,
+                "locks_held": lambda: gauges.locks_held,
+                "queue_depth": lambda: gauges.queue_depth,
+                "connections": lambda: len(self.binary.connections) + (self._http.connections if self._http else 0),
+                "watchers": lambda: self.binary.watchers,
+                "in_flight": lambda: self.binary.in_flight,
+            },
+        )
+        self._observed = Observing(self)
+        self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))
+
+    async def _listen(self) -> None:
+        config, listen = self.config, self.config.listen
+        self._parts.push_async_callback(self._stop_ports)
+        if listen.binary is not None:
+            at = listen.binary
+            self.binary_port = await _bound(str(at), self.binary.listen(at.host, at.port, self._tls))
+        if listen.unix is not None:
+            await _bound(listen.unix, self.binary.listen_at(Path(listen.unix)))
+        if listen.http is not None:
+            at = listen.http
+            limits = HttpLimits(connections_max=config.limits.connections, stop_s_max=int(STOP_S))
+            metrics = self.metrics.text if config.metrics.enabled else None
+            app = make_app(self._observed, metrics=metrics, metrics_open=config.metrics.public, limits=limits)
+            self._http = await serve_http(app, host=at.host, port=at.port, tls=self._tls)
+            self.http_port = self._http.port or 0
+
+    async def stop(self, reason: str = "the keeper is stopping") -> None:
+        """Refuse what is new, finish what is under way, fold the log, close."""
+        self._stopping = reason
+        await self._parts.aclose()
+
+    async def _stop_ports(self) -> None:
+        ports = [self.binary.stop(self._stopping or "the keeper is stopping", STOP_S)]
+        if self._http is not None:
+            ports.append(self._http.stop())
+        await asyncio.gather(*ports)
+
+    def reload(self, config: Config) -> None:
+        """New settings, as far as they can change while it runs; they count from the next request on."""
+        self._policy.reload(config.policies)
+        self.binary.limits = limits_of(config)
+        self.config = config
+
+    def renew_certificate(self) -> None:
+        """Read the certificate anew; connections that are open keep the old one."""
+        if self.config.tls is not None and self._tls is not None:
+            self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
+
+    def _fail(self, reason: str) -> None:
+        log.critical("the store cannot go on: %s", reason)
+        self.failure = self._stopping = reason
+        self.failed.set()
+
+    def _observe(self, op: str, outcome: str, seconds: float) -> None:
+        self.metrics.observe(op, outcome, seconds)
+
+    # --- what the ports ask ---
+
+    @property
+    def store_engine(self) -> Engine:
+        return self.store.engine
+
+    def ready(self) -> str | None:
+        return self._stopping
+
+    def authenticate(self, token: str) -> Identity:
+        return self._book.authenticate(token)
+
+    def is_valid(self, identity: Identity) -> bool:
+        return self._book.is_valid(identity)
+
+    def engine_for(self, identity: Identity) -> Engine:
+        return enter(self._policy.engine_for(identity), identity, self)
+
+    def space_for(self, identity: Identity, name: str) -> Space:
+        return self.shown(self.engine_for(identity), identity, name)
+
+    def shown(self, engine: Engine, identity: Identity, name: str) -> Space:
+        """A space seen through an engine, on behalf of somebody whose leases are not kept alive here."""
+        return self.store.seen_through(engine, name, identity.agent, self._coordination)
+
+    def look_after(self, space: str) -> None:
+        """A space is used: sweep and seal it from now on."""
+        self.store.look_after(space)
+
+    def audit_reads_of(self, space: str) -> None:
+        """Reads of a space leave a note from now on, also of those who are connected."""
+        if space not in self.audited:
+            self.audited.add(space)
+            self.binary.disconnect(lambda identity: identity.may_enter(space) and identity.role != "admin")
+
+
+class Observing:
+    """The keeper as the HTTP port knows it: every operation is counted and traced. The binary port counts by itself."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self.clock = keeper.clock
+        self.authenticate = keeper.authenticate
+        self.is_valid = keeper.is_valid
+        self.ready = keeper.ready
+
+    def engine_for(self, identity: Identity) -> Engine:
+        keeper = self._keeper
+        return Observed(keeper.engine_for(identity), keeper._observe, keeper._traces.span)
+
+    def space_for(self, identity: Identity, name: str) -> Space:
+        return self._keeper.shown(self.engine_for(identity), identity, name)
+
+
+def limits_of(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        connections=limits.connections,
+        in_flight=limits.in_flight,
+        frame_bytes=limits.frame_bytes,
+        idle_s=limits.idle_ms / 1000,
+    )
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """What both ports use; InvalidInput when the files are no certificate and key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as exc:
+        raise InvalidInput(f"tls: {tls.certificate} and {tls.key} are not a certificate and its key: {exc}") from exc
+    return context
+
+
+async def _bound(where: str, listening: Any) -> Any:
+    try:
+        return await listening
+    except OSError as exc:
+        why = os.strerror(exc.errno) if exc.errno else exc
+        raise Unavailable(f"the keeper cannot listen on {where}: {why}. Is another one running?") from exc

@@ -1,0 +1,93 @@
+"""What each request of the binary port does with the engine of whoever sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from holdfast.engine import Engine
+from holdfast.wire import (
+    Commit,
+    Committed,
+    Compact,
+    Create,
+    Done,
+    Drop,
+    Entries,
+    Findings,
+    Get,
+    Inspect,
+    Load,
+    Message,
+    Ping,
+    Scan,
+    Scanned,
+    SpaceInfos,
+    Spaces,
+)
+
+
+async def _commit(engine: Engine, message: Commit) -> Message:
+    return Committed(message.id, await engine.commit(message.space, message.batch))
+
+
+async def _get(engine: Engine, message: Get) -> Message:
+    return Entries(message.id, await engine.get(message.space, message.keys))
+
+
+async def _scan(engine: Engine, message: Scan) -> Message:
+    after, limit, reverse = message.after, message.limit, message.reverse
+    page = await engine.scan(message.space, message.prefix, after=after, limit=limit, reverse=reverse)
+    return Scanned(message.id, page)
+
+
+async def _create(engine: Engine, message: Create) -> Message:
+    info = await engine.create(message.space, message.durability, audit_reads=message.audit_reads)
+    return SpaceInfos(message.id, [info])
+
+
+async def _spaces(engine: Engine, message: Spaces) -> Message:
+    return SpaceInfos(message.id, await engine.spaces(message.name))
+
+
+async def _drop(engine: Engine, message: Drop) -> Message:
+    await engine.drop(message.space)
+    return Done(message.id)
+
+
+async def _load(engine: Engine, message: Load) -> Message:
+    await engine.load(message.space, message.entries, message.revision)
+    return Done(message.id)
+
+
+async def _compact(engine: Engine, message: Compact) -> Message:
+    await engine.compact(message.space, message.upto)
+    return Done(message.id)
+
+
+async def _inspect(engine: Engine, message: Inspect) -> Message:
+    return Findings(message.id, await engine.inspect())
+
+
+async def _ping(engine: Engine, message: Ping) -> Message:
+    return Done(message.id)
+
+
+Work = Callable[[Engine, Any], Coroutine[Any, Any, Message]]
+
+WORK: Final[dict[type[Message], tuple[str, Work]]] = {
+    Commit: ("commit", _commit),
+    Get: ("get", _get),
+    Scan: ("scan", _scan),
+    Create: ("create", _create),
+    Spaces: ("spaces", _spaces),
+    Drop: ("drop", _drop),
+    Load: ("load", _load),
+    Compact: ("compact", _compact),
+    Inspect: ("inspect", _inspect),
+    Ping: ("ping", _ping),
+}
+"""Requests with one answer: the operation's name in metrics, and what is done."""
+
+CHANGING: Final = frozenset({"commit", "create", "drop", "load", "compact"})
+"""Those that may have been done although they failed unexpectedly."""

@@ -1,0 +1,36 @@
+"""What the two ports of a keeper need of it: who is asking, and what he may see."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.clock import Clock
+from holdfast.engine import Engine
+from holdfast.identity import Identity
+from holdfast.space import Space
+
+
+class Served(Protocol):
+    """A keeper as its ports know it."""
+
+    clock: Clock
+
+    def authenticate(self, token: str) -> Identity:
+        """Whom a token speaks for; AuthenticationFailed, with one message for every cause."""
+        ...
+
+    def is_valid(self, identity: Identity) -> bool:
+        """Whether the token behind it is still good: it may have ended or been revoked meanwhile."""
+        ...
+
+    def engine_for(self, identity: Identity) -> Engine:
+        """The store as this identity may use it: rules, quotas and audit included."""
+        ...
+
+    def space_for(self, identity: Identity, name: str) -> Space:
+        """A space as this identity may use it. Whoever asks keeps no lease alive: what it holds ends with its ttl."""
+        ...
+
+    def ready(self) -> str | None:
+        """None when requests are taken; otherwise why not."""
+        ...

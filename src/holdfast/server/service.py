@@ -1,0 +1,78 @@
+"""A keeper as a process: its settings followed, its logs written, its signals obeyed.
+
+SIGTERM and SIGINT stop it, a second one at once. SIGHUP reads the configuration and the certificate anew; a change of the
+file does so too. A new file that is wrong changes nothing, and the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.errors import Unavailable
+from holdfast.middleware.verbs import check_verb
+from holdfast.server.config import Config, ConfigFile
+from holdfast.server.keeper import Keeper
+from holdfast.server.logs import Logs
+
+log = logging.getLogger("holdfast.keeper")
+
+
+class Service:
+    """Runs a keeper until it is told to stop."""
+
+    def __init__(self, settings: Config | Path) -> None:
+        self._file = ConfigFile(settings, self._changed, check_verb=check_verb) if isinstance(settings, Path) else None
+        self.config = self._file.config if self._file is not None else settings
+        assert isinstance(self.config, Config)  # noqa: S101 (a path was read just now)
+        self.keeper = Keeper(self.config)
+        self._logs = Logs(self.config.log.level, self.config.log.format)
+
+    async def run(self, started: Callable[[Keeper, float], None]) -> None:
+        """Serve. `started` is told when requests are taken, and how many seconds that took."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        with self._logs:
+            logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
+            began = loop.time()
+            await self.keeper.start()
+            try:
+                if self._file is not None:
+                    self._file.start()
+                started(self.keeper, loop.time() - began)
+                await _first_of(self.keeper.failed, stop)
+            finally:
+                for each in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(each)
+                if self._file is not None:
+                    await self._file.close()
+                await self.keeper.stop()
+        if self.keeper.failure is not None:
+            raise Unavailable(
+                f"the keeper had to stop: {self.keeper.failure}. Start it again: it looks what is on the disk"
+            )
+
+    def _changed(self, settings: Config) -> None:
+        self._logs.change(settings.log.level, settings.log.format)
+        self.keeper.reload(settings)
+
+    def _reload(self) -> None:
+        if self._file is not None:
+            self._file.reload()
+        try:
+            self.keeper.renew_certificate()
+        except (OSError, ssl.SSLError) as exc:
+            log.error("the certificate cannot be read anew, and the old one stays: %s", exc)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

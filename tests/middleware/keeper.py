@@ -1,0 +1,94 @@
+"""What the tests of the policy work with: an engine behind a policy, several identities, and a witness within."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+from holdfast.clock import ManualClock
+from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.engines.memory import MemoryEngine
+from holdfast.errors import Error
+from holdfast.identity import Identity, Role
+from holdfast.middleware.denials import Denial
+from holdfast.middleware.policy import PolicedEngine, Policy
+from holdfast.middleware.rules import Rules
+from holdfast.middleware.wrapper import Wrapper
+
+SPACE = "contoso"
+FREELY = Rules(rate_limits=(), quotas=())
+"""The verbs of the role, as often and as much as one likes."""
+
+
+class Witness(Wrapper):
+    """Remembers what reached the engine within."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.seen: list[tuple[str, str]] = []
+        """Space, and what was called there."""
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        self.seen.append((space, "commit"))
+        return await super().commit(space, batch)
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        self.seen.append((space, "get"))
+        return await super().get(space, keys)
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        self.seen.append((space, "scan"))
+        return await super().scan(space, prefix, **options)
+
+    def watch(self, space: str, *prefixes: str, **options: Any) -> AsyncIterator[ChangeSet]:
+        self.seen.append((space, "watch"))
+        return super().watch(space, *prefixes, **options)
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        self.seen.append(("" if name is None else name, "spaces"))
+        return await super().spaces(name)
+
+    async def create(self, space: str, *args: Any, **options: Any) -> SpaceInfo:
+        self.seen.append((space, "create"))
+        return await super().create(space, *args, **options)
+
+    async def drop(self, space: str) -> None:
+        self.seen.append((space, "drop"))
+        await super().drop(space)
+
+
+class Keeper:
+    """An engine behind a policy."""
+
+    def __init__(self, rules: Rules = FREELY, engine: Engine | None = None) -> None:
+        self.clock = ManualClock()
+        self.engine = engine or MemoryEngine(clock=self.clock)
+        self.witness = Witness(self.engine)
+        self.denials: list[Denial] = []
+        self.policy = Policy(self.witness, self.clock, rules, denied=self.denials.append)
+
+    def engine_of(self, agent: str, role: Role = "agent", space: str = SPACE) -> PolicedEngine:
+        return self.policy.engine_for(Identity(agent, role, space))
+
+    @property
+    def admin(self) -> PolicedEngine:
+        return self.engine_of("root", "admin", "*")
+
+    async def entries(self, prefix: str = "", space: str = SPACE) -> dict[str, Entry]:
+        page = await self.engine.scan(space, prefix, limit=10_000)
+        return {entry.key: entry for entry in page.entries}
+
+
+async def refusal(attempt: Awaitable[object]) -> Error | None:
+    """Why it was refused; None if it was not."""
+    try:
+        await attempt
+    except Error as exc:
+        return exc
+    return None
+
+
+def batch(
+    agent: str, *operations: Any, when: tuple[Any, ...] = (), request_id: str | None = None, fresh: bool = False
+) -> Batch:
+    return Batch(agent, operations, when, request_id, fresh)

@@ -1,0 +1,137 @@
+"""Values that somebody else encoded: what could not be read again is refused, and what slipped in stops nobody's care."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast import ManualClock
+from holdfast.codec import WHOLE_BYTES_MAX, check_json, decode
+from holdfast.engine import Batch, Delete, Push, Put
+from holdfast.errors import Damaged, Error, InvalidInput
+from holdfast.layers.caretaker import PRUNE_MS
+from tests.middleware.keeper import SPACE, Keeper, batch
+
+NOT_JSON = [
+    b"",
+    b"\xff",
+    b'"\xff"',
+    b'"\xed\xa0\x80"',
+    b'"\\ud800"',
+    b"NaN",
+    b"{",
+    b"1 2",
+    b"[1,]",
+    b"'x'",
+    b"1e400",
+    b"9" * 5000,
+    b"[" * 100_000,
+]
+names = [value[:12].decode(errors="replace") + f" {len(value)}" for value in NOT_JSON]
+
+
+@pytest.mark.parametrize("value", NOT_JSON, ids=names)
+async def test_a_value_that_is_not_json_is_refused_from_everybody_but_administrators(value: bytes) -> None:
+    keeper = Keeper()
+    agent, lead = keeper.engine_of("a"), keeper.engine_of("lead", "orchestrator")
+    for engine, name in ((agent, "a"), (lead, "lead")):
+        for operation in (Put("records/k", value), Push("locks/lock/l/", value, 1000), Put("documents/d", value)):
+            with pytest.raises(InvalidInput, match="JSON"):
+                await engine.commit(SPACE, batch(name, operation))
+            with pytest.raises(InvalidInput, match="JSON"):
+                await engine.commit(SPACE, batch(name, Put("records/other", b"1"), operation))
+    assert await keeper.entries() == {}
+    assert keeper.denials == []
+    await keeper.admin.commit(SPACE, batch("root", Put("records/k", value)))
+    with pytest.raises(Damaged):
+        decode((await keeper.entries())["records/k"].value)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=40),
+        st.text(alphabet='0123456789eE+-.[]{},:" \\udtrflasn\u00e9\ud7ff', max_size=40).map(str.encode),
+        st.lists(st.sampled_from([b"1", b"e", b"999", b"0" * 250, b".", b"-", b"+", b"5" * 90]), max_size=8).map(
+            b"".join
+        ),
+    ),
+    st.booleans(),
+)
+def test_what_is_accepted_is_what_can_be_read(value: bytes, large: bool) -> None:
+    """Also where the value is too large to be read first."""
+    if large:
+        value = b'["' + b"x" * WHOLE_BYTES_MAX + b'",' + value + b"]"
+    try:
+        decode(value)
+    except Damaged:
+        with pytest.raises(InvalidInput):
+            check_json(value)
+    else:
+        check_json(value)
+
+
+HOSTILE = [
+    Put("records/l", b"5", tag="list"),
+    Put("records/l", b'{"a":[]}', tag="set"),
+    Put("records/" + "a/" * 500, b'"1"', tag="list"),
+    Put("lists/x", b"1"),
+    Put("lists/a%2Fb", b"1"),
+    Put("lists/a%41b", b"1"),
+    Put("sets/a%2Fb/%zz/", b"1"),
+]
+
+
+@pytest.mark.parametrize("operation", HOSTILE, ids=[f"{op.key:.20} {op.value!r}" for op in HOSTILE])
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_entries_that_no_library_writes_stop_neither_sealing_nor_collecting(
+    operation: Put, forgotten: bool
+) -> None:
+    clock = ManualClock()
+    async with holdfast.open("memory:", clock=clock, background=False) as store:
+        space = store.space("contoso", agent="mallory")
+        await space.records.append_to_list("honest", 1, 2)
+        for batch in (Batch("mallory", (operation,)), Batch("mallory", (operation,))):
+            await store.engine.commit("contoso", batch)
+        await store.engine.commit("contoso", Batch("mallory", (Delete("records/honest"),)))
+        if forgotten:
+            clock.advance(PRUNE_MS / 1000)
+            [info] = await store.engine.spaces("contoso")
+            await store.engine.compact("contoso", info.revision)
+        await store.tidy()
+        assert (await store.engine.scan("contoso", "lists/honest/")).entries == []
+        assert await space.audit.sealed_upto() > 0
+
+
+async def test_a_fault_in_the_care_of_one_space_leaves_the_others_cared_for(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    async with holdfast.open("memory:", clock=clock, background=False) as store:
+        await store.space("a").records.set("k", 1)
+        await store.space("b").records.set("k", 1)
+        before = store._caretaker.round
+        cared: list[str] = []
+
+        async def round(space: str) -> None:
+            cared.append(space)
+            if space == "a":
+                raise RuntimeError("a fault of ours")
+            await before(space)
+
+        store._caretaker.round = round  # type: ignore[method-assign]
+        store._caretaker.start()
+        for _ in range(100):
+            clock.advance(1)
+            await asyncio.sleep(0.001)
+        assert cared.count("b") > 1
+        assert "failed unexpectedly" in caplog.text
+
+
+def test_a_stored_value_that_cannot_be_read_is_always_told_as_such() -> None:
+    for value in NOT_JSON:
+        with pytest.raises(Error):
+            decode(value)
+        with pytest.raises(Error):
+            decode(value, dict)

@@ -1,0 +1,309 @@
+"""Whose it is: outside of records one creates what is absent and changes what one owns, whatever batch is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.engine import (
+    Absent,
+    Batch,
+    Delete,
+    Entry,
+    Increment,
+    Mine,
+    Present,
+    Push,
+    Put,
+    Take,
+    Touch,
+    ValueIs,
+)
+from holdfast.errors import AccessDenied, Conflict, Error
+from holdfast.layers.blobs import Blobs
+from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+
+LINE = "locks/lock/l/"
+
+
+async def place(keeper: Keeper, agent: str, ttl_ms: int = 60_000) -> str:
+    """Stand in the line."""
+    receipt = await keeper.engine_of(agent).commit(SPACE, batch(agent, Push(LINE, b'{"instance":"1"}', ttl_ms)))
+    return str(receipt.results[0])
+
+
+@pytest.mark.parametrize("role", ["agent", "orchestrator"])
+async def test_nobody_frees_extends_or_changes_the_lock_of_another(role: str) -> None:
+    keeper = Keeper()
+    key = await place(keeper, "alice")
+    before = await keeper.entries()
+    mallory = keeper.engine_of("mallory", role)  # type: ignore[arg-type]
+    for operation in (Delete(key), Put(key, b"{}", 1), Touch(key, 99_000)):
+        with pytest.raises(AccessDenied, match="alice") as caught:
+            await mallory.commit(SPACE, batch("mallory", Put("records/k", b"1"), operation))
+        assert isinstance(caught.value.__cause__, Conflict)
+        assert await keeper.entries() == before
+    assert [denial.key for denial in keeper.denials] == [key] * 3
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Touch(key, 99_000), Put(key, b"{}", 60_000)))
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Delete(key)))
+
+
+@pytest.mark.parametrize("lower", ["0", "0000000000000000000", "!", ""])
+async def test_nobody_chooses_a_place_in_a_line(lower: str) -> None:
+    keeper = Keeper()
+    first = await place(keeper, "alice")
+    before = await keeper.entries()
+    mallory = keeper.engine_of("mallory")
+    for operation in (Put(LINE + lower, b"{}", 1000), Increment(LINE + lower, 1)):
+        with pytest.raises(AccessDenied):
+            await mallory.commit(SPACE, batch("mallory", operation))
+    for prefix in (f"{LINE}{lower}/", f"{LINE}0/", "locks/", "locks/lock/", f"{LINE}{lower}/x/"):
+        with pytest.raises(AccessDenied, match="line"):
+            await mallory.commit(SPACE, batch("mallory", Push(prefix, b"{}", 1000)))
+    assert await keeper.entries() == before
+    assert await place(keeper, "mallory") > first
+
+
+async def test_a_place_in_a_line_needs_a_ttl() -> None:
+    keeper = Keeper()
+    key = await place(keeper, "alice")
+    for operation in (Push(LINE, b"{}"), Put(key, b"{}")):
+        with pytest.raises(AccessDenied, match="ttl"):
+            await keeper.engine_of("alice").commit(SPACE, batch("alice", operation))
+
+
+async def test_one_s_own_place_may_be_rewritten_only_while_it_is_there() -> None:
+    keeper = Keeper()
+    key = await place(keeper, "alice", 1000)
+    alice = keeper.engine_of("alice")
+    await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000)))
+    keeper.clock.advance("1s")
+    with pytest.raises(AccessDenied, match="append"):
+        await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000)))
+    with pytest.raises(Conflict):  # who asks for it gets the plain answer
+        await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000), when=(Present(key),)))
+
+
+async def test_the_number_of_permits_is_written_once() -> None:
+    keeper = Keeper()
+    key = "permits/semaphore/gpu"
+    alice = keeper.engine_of("alice")
+    await alice.commit(SPACE, batch("alice", Put(key, b"4"), when=(Absent(key),)))
+    with pytest.raises(Conflict) as caught:
+        await alice.commit(SPACE, batch("alice", Put(key, b"5"), when=(Absent(key),)))
+    assert caught.value.actual is not None
+    with pytest.raises(AccessDenied, match="once"):
+        await alice.commit(SPACE, batch("alice", Put(key, b"5")))
+    for operation in (Delete(key), Increment(key, 1), Touch(key, 1)):
+        with pytest.raises(AccessDenied):
+            await alice.commit(SPACE, batch("alice", operation))
+    assert (await keeper.entries())[key].value == b"4"
+
+
+async def test_records_lists_and_sets_belong_to_everybody() -> None:
+    keeper = Keeper()
+    keys = ("records/k", "lists/l/1/1", "sets/s/1/1")
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", *(Put(key, b"1", 1000) for key in keys)))
+    for key in keys:
+        for operation in (Touch(key, 5000), Increment(key, 1), Put(key, b"2"), Delete(key)):
+            await keeper.engine_of("bob").commit(SPACE, batch("bob", operation))
+    assert await keeper.entries() == {}
+
+
+@pytest.mark.parametrize("subspace", ["documents", "correlations"])
+async def test_orchestrators_change_documents_and_correlations_of_others(subspace: str) -> None:
+    keeper = Keeper()
+    key = f"{subspace}/d"
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Put(key, b"1")))
+    with pytest.raises(AccessDenied, match="alice"):
+        await keeper.engine_of("bob").commit(SPACE, batch("bob", Put(key, b"2")))
+    await keeper.engine_of("boss", "orchestrator").commit(SPACE, batch("boss", Put(key, b"3")))
+    await keeper.engine_of("boss", "orchestrator").commit(SPACE, batch("boss", Delete(key)))
+
+
+async def test_taking_from_others_is_for_queues_alone() -> None:
+    keeper = Keeper()
+    key = await place(keeper, "alice")
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Push("queues/in/", b"1")))
+    mallory = keeper.engine_of("mallory")
+    for take in (
+        Take(LINE, "locks/lock/m/"),
+        Take(LINE, "queues/mine/"),
+        Take("queues/in/", LINE),
+        Take("queues/in/", "records/mine/"),
+        Take("queues/in/", "queues/out/", source_counter=key),
+        Take("queues/in/", "queues/out/", target_counter="records/n"),
+    ):
+        with pytest.raises(AccessDenied):
+            await mallory.commit(SPACE, batch("mallory", take))
+    receipt = await mallory.commit(SPACE, batch("mallory", Take("queues/in/", "queues/out/")))
+    assert isinstance(receipt.results[0], list)
+    assert [entry.owner for entry in receipt.results[0]] == ["mallory"]
+
+
+async def test_a_taken_message_cannot_overwrite_the_reservation_of_another() -> None:
+    """An entry of a queue comes by Push, so its number is its own and moves with it: no take meets another's entry."""
+    keeper = Keeper()
+    for agent in ("alice", "mallory"):
+        await keeper.engine_of(agent).commit(SPACE, batch(agent, Push("queues/in/", b"1")))
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Take("queues/in/", "queues/reserved/")))
+    [reserved] = await keeper.entries("queues/reserved/")
+    forged = reserved.replace("reserved", "in")
+    with pytest.raises(AccessDenied):
+        await keeper.engine_of("mallory").commit(SPACE, batch("mallory", Put(forged, b"1")))
+
+
+async def test_a_repeated_request_is_answered_although_its_entry_is_another_s_by_now() -> None:
+    keeper = Keeper()
+    key = await place(keeper, "alice")
+    alice = keeper.engine_of("alice")
+    release = batch("alice", Delete(key), request_id="release")
+    first = await alice.commit(SPACE, release)
+    await keeper.admin.commit(SPACE, batch("mallory", Put(key, b"{}")))
+    assert await alice.commit(SPACE, release) == first
+    assert (await keeper.entries())[key].owner == "mallory"
+
+
+async def test_two_agents_keep_the_same_blob_and_each_lets_go_of_its_own(tmp_path: Path) -> None:
+    keeper = Keeper()
+    blobs = {name: Blobs(keeper.engine_of(name), SPACE, name, tmp_path, keeper.clock) for name in ("alice", "bob")}
+    refs = {name: await each.put(b"report") for name, each in blobs.items()}
+    assert refs["alice"] == refs["bob"]
+    for name, each in blobs.items():
+        part = each.attach(refs[name], f"tasks/{name}")
+        await keeper.engine_of(name).commit(SPACE, batch(name, *part.operations, when=part.conditions))
+    with pytest.raises(AccessDenied, match="alice"):
+        await keeper.engine_of("bob").commit(
+            SPACE, batch("bob", *blobs["bob"].detach(refs["bob"], "tasks/alice").operations)
+        )
+    await keeper.engine_of("bob").commit(SPACE, batch("bob", *blobs["bob"].detach(refs["bob"], "tasks/bob").operations))
+    assert await blobs["bob"].read(refs["bob"]) == b"report"
+    assert sorted(await keeper.entries("blobs/"))[1].endswith("tasks/alice")
+    keeper.clock.advance("2h")
+    assert (await blobs["bob"].sweep()).removed == 0  # alice refers to it
+    await keeper.engine_of("alice").commit(
+        SPACE, batch("alice", *blobs["alice"].detach(refs["alice"], "tasks/alice").operations)
+    )
+    keeper.clock.advance("2h")
+    with pytest.raises(AccessDenied, match="alice"):  # it was hers
+        await blobs["bob"].sweep()
+    assert await blobs["bob"].read(refs["bob"]) == b"report"
+
+
+# --- three hostile agents ---
+
+AGENTS = ("eve", "mallory", "trudy")
+NAMES = ("0", "0000000000000000000", "9", "9999999999999999999", "x/1", "")
+prefixes = st.sampled_from(
+    (LINE, "locks/lock/m/", "locks/rw/l/", f"{LINE}0/", "locks/lock/", "locks/", "permits/pool/")
+)
+chosen = st.tuples(prefixes, st.sampled_from(NAMES)).map("".join)
+existing = st.integers(0, 9)
+"""The key of the so-manieth entry that is there."""
+where = st.one_of(chosen, existing, existing)
+ttl = st.sampled_from((None, 500, 60_000, 60_000))
+hostile = st.one_of(
+    st.tuples(st.just("put"), where, ttl, st.sampled_from((None, None, *AGENTS))),
+    st.tuples(st.just("delete"), where),
+    st.tuples(st.just("increment"), where),
+    st.tuples(st.just("touch"), where),
+    st.tuples(st.just("push"), prefixes, ttl),
+    st.tuples(st.just("push"), st.just(LINE), st.just(60_000)),
+    st.tuples(st.just("push"), prefixes, st.just(60_000)),
+    st.tuples(st.just("take"), prefixes, prefixes),
+)
+tested = st.tuples(st.sampled_from((Present, Absent, Mine)), where)
+step = st.one_of(
+    st.tuples(
+        st.sampled_from(AGENTS),
+        st.sampled_from((None, None, None, None, *AGENTS)),
+        st.lists(hostile, min_size=1, max_size=2),
+        st.lists(tested, max_size=1),
+    ),
+    st.sampled_from((1, 400, 60_000)),
+)
+
+
+def made(drawn: tuple[object, ...], keys: list[str]) -> object:
+    def key(where: object) -> str:
+        return where if isinstance(where, str) else keys[int(where) % len(keys)] if keys else "locks/lock/l/1"  # type: ignore[call-overload, no-any-return]
+
+    match drawn:
+        case ("put", at, ttl_ms, owner):
+            return Put(key(at), b"{}", ttl_ms, owner=owner)  # type: ignore[arg-type]
+        case ("delete", at):
+            return Delete(key(at))
+        case ("increment", at):
+            return Increment(key(at), 1)
+        case ("touch", at):
+            return Touch(key(at), 90_000)
+        case ("push", prefix, ttl_ms):
+            return Push(prefix, b"{}", ttl_ms)  # type: ignore[arg-type]
+        case ("take", source, target):
+            return Take(source, target)  # type: ignore[arg-type]
+    raise AssertionError(drawn)
+
+
+def check_nothing_of_others_changed(actor: str, now: int, before: dict[str, Entry], after: dict[str, Entry]) -> None:
+    for key, entry in before.items():
+        if entry.owner != actor and (entry.expires_at is None or entry.expires_at > now):
+            assert after.get(key) == entry, f"{actor} changed {key}"
+    for key, entry in after.items():
+        if key not in before:
+            assert entry.owner == actor
+            line = key[: key.rindex("/") + 1]
+            overtaken = [each for each in before if each.startswith(line) and each > key and each in after]
+            assert not overtaken or not key.startswith("locks/"), f"{actor} got before {overtaken}"
+            beside = [each for each in before if key.startswith(each[: each.rindex("/") + 1]) and each > key]
+            assert not key.startswith("locks/") or not beside, f"{actor} got before {beside}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(step, max_size=25))
+def test_hand_made_batches_do_not_break_the_ownership_of_lines(steps: list[object]) -> None:
+    async def work() -> None:
+        keeper = Keeper()
+        for number, drawn in enumerate(steps):
+            before = await keeper.entries()
+            if isinstance(drawn, int):
+                keeper.clock.advance(drawn / 1000)
+                continue
+            agent, other, operations, conditions = drawn  # type: ignore[misc]
+            actor = other or agent
+            keys = sorted(before)
+            when = [made(("delete", at), keys) for _, at in conditions]  # only for their keys
+            tests = tuple(kind(each.key) for (kind, _), each in zip(conditions, when, strict=True))  # type: ignore[attr-defined]
+            sent = Batch(actor, tuple(made(each, keys) for each in operations), tests, f"r{number}")  # type: ignore[arg-type]
+            refused = await refusal(keeper.engine_of(agent).commit(SPACE, sent))
+            after = await keeper.entries()
+            assert refused is None or isinstance(refused, Error)
+            if refused is not None:
+                assert after == before
+            check_nothing_of_others_changed(agent, keeper.clock.now_ms(), before, after)
+
+    asyncio.run(work())
+
+
+async def test_the_holder_keeps_the_lock_through_every_single_hostile_operation() -> None:
+    """Exhaustively: each operation, on each key that matters, alone and behind an innocent one."""
+    for behind in ((), (Put("records/k", b"1"),)):
+        for key in ("", "0", "9", "x/1", "0/1"):
+            keeper = Keeper()
+            held = await place(keeper, "alice")
+            entry = (await keeper.entries())[held]
+            at = held if not key else LINE + key
+            for operation in (
+                Put(at, b"{}", 1), Put(at, b"{}", 1, owner="alice"), Delete(at), Increment(at, 1), Touch(at, 1),
+                Push(at[: at.rindex("/") + 1], b"{}", 1000), Push(at + "/", b"{}", 1000), Take(LINE, "locks/lock/z/"),
+            ):  # fmt: skip
+                for when in ((), (Present(held),), (ValueIs(held, entry.value),), (Mine(at),)):
+                    await refusal(
+                        keeper.engine_of("mallory").commit(SPACE, batch("mallory", *behind, operation, when=when))
+                    )
+                    entries = await keeper.entries(LINE)
+                    assert entries[held] == entry
+                    assert min(entries) == held

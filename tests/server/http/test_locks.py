@@ -1,0 +1,117 @@
+"""Locks over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from holdfast import ManualClock
+
+BASE = "/v1/spaces/contoso"
+
+
+async def test_a_guard_is_acquired_renewed_and_released(
+    market: httpx.AsyncClient, risk: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    held = (await market.post(f"{BASE}/locks/portfolio/MSFT", json={"ttl": "5s"})).json()
+    assert (held["kind"], held["name"]) == ("lock", "portfolio/MSFT")
+    assert held["expires_at"] > held["acquired_at"]
+    taken = await risk.post(f"{BASE}/locks/portfolio/MSFT", json={})
+    assert (taken.status_code, taken.json()["error"]) == (423, "already_locked")
+    assert "market" in taken.json()["message"]
+    clock.advance("4s")
+    renewed = await market.put(f"{BASE}/guards/{held['guard']}", json={"ttl": "5s"})
+    assert renewed.json()["expires_at"] > held["expires_at"]
+    clock.advance("4s")
+    assert (await risk.post(f"{BASE}/locks/portfolio/MSFT", json={})).status_code == 423
+    assert (await market.delete(f"{BASE}/guards/{held['guard']}")).json() == {"released": True}
+    successor = (await risk.post(f"{BASE}/locks/portfolio/MSFT", json={})).json()
+    assert successor["token"] > held["token"]
+
+
+async def test_the_server_renews_nothing(
+    market: httpx.AsyncClient, risk: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    guard = (await market.post(f"{BASE}/locks/l", json={"ttl": "3s"})).json()["guard"]
+    for _ in range(4):
+        clock.advance("1s")
+        await asyncio.sleep(0.01)
+    assert (await risk.post(f"{BASE}/locks/l", json={})).status_code == 200
+    for over in (await market.put(f"{BASE}/guards/{guard}", json={}), await market.delete(f"{BASE}/guards/{guard}")):
+        assert (over.status_code, over.json()["error"]) == (409, "lease_lost")
+
+
+async def test_another_agents_guard_is_of_no_use(market: httpx.AsyncClient, risk: httpx.AsyncClient) -> None:
+    guard = (await market.post(f"{BASE}/locks/l", json={})).json()["guard"]
+    for stolen in (await risk.put(f"{BASE}/guards/{guard}", json={}), await risk.delete(f"{BASE}/guards/{guard}")):
+        assert (stolen.status_code, stolen.json()["error"]) == (403, "access_denied")
+    assert (await market.delete(f"{BASE}/guards/{guard}")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [
+        ({"kind": "semaphore", "size": 2}, {"kind": "semaphore", "size": 2}, {"kind": "semaphore", "size": 2}),
+        ({"kind": "rw", "shared": True}, {"kind": "rw", "shared": True}, {"kind": "rw"}),
+        ({"kind": "pool", "size": 5, "units": 3}, {"kind": "pool", "size": 5, "units": 2}, {"kind": "pool", "size": 5}),
+    ],
+    ids=["semaphore", "rw", "pool"],
+)
+async def test_two_may_hold_and_the_third_may_not(
+    market: httpx.AsyncClient, first: dict[str, object], second: dict[str, object], third: dict[str, object]
+) -> None:
+    for body, status in ((first, 200), (second, 200), (third, 423)):
+        response = await market.post(f"{BASE}/locks/thing", json=body)
+        assert response.status_code == status, response.text
+
+
+async def test_one_leads_and_the_next_has_a_higher_epoch(market: httpx.AsyncClient, risk: httpx.AsyncClient) -> None:
+    term = (await market.post(f"{BASE}/locks/leader", json={"kind": "election"})).json()
+    assert (await risk.post(f"{BASE}/locks/leader", json={"kind": "election"})).status_code == 423
+    await market.delete(f"{BASE}/guards/{term['guard']}")
+    assert (await risk.post(f"{BASE}/locks/leader", json={"kind": "election"})).json()["token"] > term["token"]
+
+
+async def test_a_semaphore_of_another_size_or_of_none_is_refused(market: httpx.AsyncClient) -> None:
+    await market.post(f"{BASE}/locks/gpu", json={"kind": "semaphore", "size": 2})
+    for body in ({"kind": "semaphore", "size": 3}, {"kind": "semaphore"}, {"kind": "mutex"}, {"size": 0}):
+        response = await market.post(f"{BASE}/locks/gpu", json=body)
+        assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
+
+
+async def test_waiting_is_bounded_and_in_order(
+    market: httpx.AsyncClient, risk: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    for wait in (31, "31s", "1h"):
+        assert (await market.post(f"{BASE}/locks/l", json={"wait": wait})).status_code == 400
+    guard = (await market.post(f"{BASE}/locks/l", json={"ttl": 60})).json()["guard"]
+    waits = [asyncio.create_task(client.post(f"{BASE}/locks/l", json={"wait": 20})) for client in (risk, market)]
+    while True:
+        [line] = (await risk.get(f"{BASE}/locks")).json()["locks"]
+        if len(line["waiters"]) == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert [stand["agent"] for stand in line["holders"]] == ["market"]
+    await market.delete(f"{BASE}/guards/{guard}")
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    assert [task.result().status_code for task in done] == [200]
+    clock.advance("21s")
+    answers = await asyncio.wait_for(asyncio.gather(*waits), 20)
+    assert sorted(answer.status_code for answer in answers) == [200, 423]
+
+
+async def test_only_an_administrator_breaks_a_lock_and_the_audit_tells(
+    market: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    await market.post(f"{BASE}/locks/l", json={})
+    denied = await market.delete(f"{BASE}/locks/l")
+    assert (denied.status_code, denied.json()["error"]) == (403, "access_denied")
+    broken = await admin.delete(f"{BASE}/locks/l")
+    assert [stand["agent"] for stand in broken.json()["broken"]] == ["market"]
+    assert (await admin.delete(f"{BASE}/locks/l")).status_code == 404
+    records = (await admin.get(f"{BASE}/audit", params={"actor": "root"})).json()["records"]
+    assert [(record["operation"], record["key"].split("/")[:3]) for record in records] == [
+        ("delete", ["locks", "lock", "l"])
+    ]

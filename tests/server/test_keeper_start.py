@@ -1,0 +1,161 @@
+"""How a keeper starts: `holdfast serve` in an empty folder, a second time, and where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.identity import TOKEN
+from holdfast.testing.servers.keeper import KeeperServer
+from tests.server.live import DEADLINE_S, clean_environment, command, run
+
+BINARY, HTTP = 7420, 7421
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`holdfast serve --json` in a folder: its process, and what it says when it is ready. It is stopped at the end."""
+    with (folder / "stderr").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "serve", "--json"],
+            cwd=folder,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        yield process.pid, json.loads(process.stdout.readline() or "{}")
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=DEADLINE_S)
+        assert (rest, process.returncode) == ("", 0)
+
+
+@pytest.fixture
+def default_ports() -> None:
+    """They must be free: a keeper of somebody else is not ours to stop."""
+    for port in (BINARY, HTTP):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                pytest.skip(f"port {port} is in use")
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses and ports, in the system's hexadecimal, at which a process listens."""
+    inodes = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1])
+    return found
+
+
+async def test_without_settings_it_serves_this_folder_to_this_machine_and_shows_its_token_once(
+    default_ports: None, tmp_path: Path
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    with serving(home) as (pid, ready):
+        token = ready["admin_token"]
+        assert TOKEN.fullmatch(token)
+        assert ready["store"] == f"resident:{home}/.holdfast/store.db"
+        assert listening(pid) == {f"0100007F:{BINARY:04X}", f"0100007F:{HTTP:04X}"}
+        async with holdfast.open(f"holdfast://127.0.0.1:{BINARY}", token=token) as store:
+            await store.space("contoso").records.set("k", 1)
+
+        busy = run("serve", folder=elsewhere)
+        assert busy.code == holdfast.Unavailable.exit_code
+        assert busy.out == ""
+        assert f"cannot listen on 127.0.0.1:{BINARY}" in busy.err
+        assert "another one running" in busy.err
+
+        taken = KeeperServer(tmp_path / "taken", f"resident:{home}/.holdfast/store.db")
+        owned = run("serve", "--config", str(taken.config))
+        assert owned.code == holdfast.Unavailable.exit_code
+        assert f"is owned by process {pid}" in owned.err
+
+    with serving(home) as (_, again):
+        assert "admin_token" not in again
+        async with holdfast.open(f"holdfast://127.0.0.1:{BINARY}", token=token) as store:
+            assert await store.space("contoso").records.get("k") == 1
+
+    secret = TOKEN.fullmatch(token)[2].encode()  # type: ignore[index]
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        assert secret not in path.read_bytes(), path
+    assert (home / "stderr").read_text() == ""
+
+
+def test_what_it_shows_to_a_person_names_the_ports_and_the_token(tmp_path: Path) -> None:
+    keeper = KeeperServer(tmp_path)
+    with (tmp_path / "out").open("w+b") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "serve", "--config", str(keeper.config)],
+            env=clean_environment(),
+            stdout=out,
+            stderr=out,
+        )
+        try:
+            while "HOLDFAST_TOKEN" not in (text := (tmp_path / "out").read_text()):
+                assert process.poll() is None, text
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+    assert keeper.url in text
+    assert keeper.http in text
+    assert "hf_" in text
+    assert process.returncode == 0
+
+
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    module = "structlog"
+    stub = tmp_path / "missing" / f"{module}.py"
+    stub.parent.mkdir()
+    stub.write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\", name={module!r})\n")
+    path = os.pathsep.join([str(stub.parent), os.environ.get("PYTHONPATH", "")])
+    done = run("serve", folder=tmp_path, PYTHONPATH=path)
+    assert done.code == holdfast.InvalidInput.exit_code
+    assert f"serving needs {module}: pip install 'holdfast[server]'" in done.err
+    assert not (tmp_path / ".holdfast").exists()
+
+
+def test_wrong_settings_are_told_with_their_place_and_nothing_is_opened(tmp_path: Path) -> None:
+    settings = {
+        "listen": {"binary": "0.0.0.0:7420"},
+        "policies": {"access_control": [{"agent_pattern": "*", "allow": ["Fly"]}]},
+        "sotre": 1,
+    }
+    file = tmp_path / "keeper.yaml"
+    file.write_text(json.dumps(settings, indent=1))
+    done = run("serve", "--config", str(file), folder=tmp_path)
+    assert done.code == holdfast.InvalidInput.exit_code
+    assert f"{file}:9:" in done.err
+    assert "'Fly' is no verb" in done.err
+    assert "sotre" in done.err
+    assert list(tmp_path.glob("*.db")) == []
+
+
+def test_a_keeper_that_is_not_there_and_a_token_that_is_missing_or_wrong_are_told(tmp_path: Path) -> None:
+    gone = run("spaces", folder=tmp_path, HOLDFAST_STORE="holdfast://127.0.0.1:1", HOLDFAST_TOKEN="hf_x")
+    assert gone.code == holdfast.Unavailable.exit_code
+    assert "Is it running? Start one with: holdfast serve" in gone.err
+    with KeeperServer.temporary() as keeper:
+        assert "not valid" in command(keeper, "spaces", token="hf_wrong", code=10).err
+        assert "asks for a token" in command(keeper, "spaces", token="", code=2).err

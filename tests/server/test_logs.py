@@ -1,0 +1,224 @@
+"""What a keeper writes: one record a line, with the request's fields, and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast import ManualClock, Redaction
+from holdfast.server.logs import Format, Logs, bound, logger
+
+TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
+LOG = logging.getLogger("holdfast.keeper")
+
+
+class Written:
+    """A stream that remembers, and the logging that writes to it."""
+
+    def __init__(self, format: Format = "json", **options: Any) -> None:
+        self.stream = io.StringIO()
+        self.logs = Logs("info", format, stream=self.stream, clock=ManualClock(), **options)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
+    written = Written()
+    with written.logs:
+        yield written
+
+
+@pytest.fixture
+def lines() -> Iterator[Written]:
+    written = Written("text")
+    with written.logs:
+        yield written
+
+
+def test_both_ways_of_logging_give_the_same_record(written: Written) -> None:
+    LOG.warning("taken %s", "over", extra={"epoch": 7})
+    logger("holdfast.keeper").warning("taken %s", "over", epoch=7)
+    one, two = written.records
+    assert one == two
+    assert one == {
+        "timestamp": "2025-06-15T15:06:40.000Z",
+        "level": "warning",
+        "logger": "holdfast.keeper",
+        "event": "taken over",
+        "epoch": 7,
+    }
+
+
+def test_the_fields_of_a_request_are_in_everything_written_inside(written: Written) -> None:
+    with bound(request_id="r-1", correlation_id="c-1", agent="market", space="contoso"):
+        LOG.info("one")
+        with bound(agent="risk"):
+            logger("holdfast.http").info("two")
+        LOG.info("three")
+    LOG.info("four")
+    fields = {"request_id": "r-1", "correlation_id": "c-1", "agent": "market", "space": "contoso"}
+    told = [{name: record[name] for name in fields if name in record} for record in written.records]
+    assert told == [fields, {**fields, "agent": "risk"}, fields, {}]
+
+
+async def test_the_fields_of_two_requests_do_not_mix(written: Written) -> None:
+    async def request(number: int) -> None:
+        with bound(request_id=f"r-{number}"):
+            await asyncio.sleep(0)
+            LOG.info("%d", number)
+
+    await asyncio.gather(*map(request, range(20)))
+    assert all(record["request_id"] == f"r-{record['event']}" for record in written.records)
+    assert len(written.records) == 20
+
+
+def test_the_level_holds_for_us_and_warnings_of_others_are_shown(written: Written) -> None:
+    LOG.debug("no")
+    logging.getLogger("uvicorn.error").info("yes")
+    logging.getLogger("elsewhere").info("no")
+    logging.getLogger("elsewhere").warning("yes")
+    written.logs.change("debug", "json")
+    LOG.debug("yes")
+    logger("holdfast.keeper").debug("yes")
+    written.logs.change("error", "json")
+    LOG.warning("no")
+    logging.getLogger("elsewhere").warning("no")
+    assert [record["event"] for record in written.records] == ["yes"] * 4
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_no_secret_is_written(format: Format) -> None:
+    written = Written(format, redaction=Redaction(fields=["iban"]))
+    with written.logs:
+        LOG.error("came with %s", TOKEN)
+        LOG.error("cut off: %.60s", TOKEN)
+        LOG.error("GET /feed?prefix=a&access_token=s3cret&x=1")
+        LOG.error("store redis://user:s3cret@host/0 and postgresql://u:s3cret@h")
+        LOG.error("header Authorization: Bearer s3cret-s3cret")
+        LOG.error('body {"password": "s3cret", "n": 1} and api_key=s3cret;')
+        LOG.error("fields", extra={"password": "s3cret", "iban": "s3cret", "deep": {"client-secret": ["s3cret"]}})
+        logger("holdfast.x").error("fields", apiKey="s3cret", items=[{"token": "s3cret"}], text=f"see {TOKEN}")
+        try:
+            raise ValueError(f"bad token={TOKEN} password=s3cret")
+        except ValueError:
+            LOG.exception("failed")
+            logger("holdfast.x").exception("failed")
+        LOG.error("x" * 8170 + " password=s3cret")
+        LOG.error("x" * 8170 + f" {TOKEN}")
+    assert "s3cret" not in written.text
+    assert "b" * 10 not in written.text
+    assert written.text.count("hf_aaaaaaaaaaaaaaaa_…") >= 4
+    assert "prefix=a&access_token=[redacted]&x=1" in written.text
+    assert "ValueError" in written.text
+
+
+def test_a_text_cannot_look_like_a_record(lines: Written) -> None:
+    LOG.error("first\n2026-01-01T00:00:00.000Z error holdfast.keeper: forged", extra={"name2": "a\nb \x1b[31m"})
+    try:
+        raise ValueError("x\n2026-01-01T00:00:00.000Z error holdfast.keeper: forged \x1b[31m")
+    except ValueError:
+        LOG.exception("second")
+    assert [line[:4] for line in lines.text.splitlines() if not line.startswith("    ")] == ["2025", "2025"]
+    assert "\x1b" not in lines.text
+
+
+def test_text_is_for_people(lines: Written) -> None:
+    with bound(agent="market"):
+        logger("holdfast.keeper").info("taken over", epoch=7, why="lease lost", empty="")
+    assert lines.text == (
+        '2025-06-15T15:06:40.000Z info    holdfast.keeper: taken over epoch=7 why="lease lost" empty="" agent=market\n'
+    )
+
+
+def test_what_cannot_be_shown_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would fail on these
+    written = Written()
+
+    class Stubborn:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    nested: Any = []
+    nested.append(nested)
+    odd = {1: 2, "nan": float("nan"), "set": {1}, "bytes": b"\xff", "lone": "\ud800", "big": 10**5000}
+    with written.logs:
+        logger("holdfast.x").info("odd", stubborn=Stubborn(), nested=nested, odd=odd, kind=Stubborn)
+        LOG.info("\ud800", extra={"\ud800": 1})
+        LOG.info("not enough %s %s", "arguments")
+        LOG.info("still here")
+    assert '"<Stubborn>"' in written.text
+    assert "a record of holdfast.keeper, test_logs.py:" in written.text
+    assert "still here" in written.text.splitlines()[-1]
+    assert len(written.text) < 10_000
+
+
+def test_a_stream_that_is_gone_does_not_stop_the_work() -> None:
+    stream = io.StringIO()
+    with Logs("info", "json", stream=stream):
+        stream.close()
+        LOG.error("to nobody")
+
+
+def test_closing_puts_back_what_was_there() -> None:
+    own = logging.getLogger("uvicorn.access")
+    handler = logging.NullHandler()
+    own.addHandler(handler)
+    try:
+        before = [(each.level, list(each.handlers), each.propagate) for each in (logging.getLogger(), LOG, own)]
+        with Written().logs:
+            assert own.handlers == []
+        assert [(each.level, list(each.handlers), each.propagate) for each in (logging.getLogger(), LOG, own)] == before
+    finally:
+        own.removeHandler(handler)
+
+
+async def test_a_web_servers_own_records_go_the_same_way(written: Written) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        raise ValueError(f"after the answer {TOKEN}")
+
+    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient() as client:
+        await client.get(f"http://127.0.0.1:{port}/v1/feed?token={TOKEN}&api_key=s3cret")
+    server.should_exit = True
+    await serving
+    assert {"uvicorn.error", "uvicorn.access"} <= {record["logger"] for record in written.records}
+    assert any("GET /v1/feed?token=" in record["event"] for record in written.records)
+    assert any("ValueError" in record.get("exception", "") for record in written.records)
+    assert "b" * 10 not in written.text
+    assert "s3cret" not in written.text
+
+
+@given(st.text(), st.dictionaries(st.text(), st.text() | st.integers() | st.floats() | st.binary(), max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_logged_is_one_line(event: str, fields: dict[str, Any]) -> None:
+    for format in ("json", "text"):
+        written = Written(format)  # type: ignore[arg-type]
+        with written.logs:
+            LOG.warning("%s", event, extra={"fields": fields})
+        assert written.text.endswith("\n")
+        assert len(written.text.splitlines()) == 1
+        written.text.encode()
