@@ -25,6 +25,7 @@ import msgspec
 from holdfast.engine import Batch, Engine, Page, cursor_at
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.identity import Identity
+from holdfast.ids import is_generated
 from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.requests import CHANGING, WORK
 from holdfast.server.served import Served
@@ -373,13 +374,17 @@ class Connection(asyncio.Protocol):
 
     def _start(self, message: Any) -> None:
         """Do it, and answer."""
-        if isinstance(message, Commit) and message.batch.fresh and not self._port.sole_owner:
-            # Another keeper of this store may have answered it already: a late message must be recognised.
+        if isinstance(message, Commit) and message.batch.fresh and not self._is_fresh(message.batch):
             batch = message.batch
             batch = Batch(batch.actor, batch.operations, batch.conditions, batch.request_id)
             message = Commit(message.id, message.space, batch)
         self.in_flight += 1
         self._spawn(self._run(message, self._loop.time()))
+
+    def _is_fresh(self, batch: Batch) -> bool:
+        """Whether what `fresh` promises can be believed. Another keeper of this store may have answered it already: a late
+        message must be recognised. And an id that somebody chose may come again: it must be remembered."""
+        return self._port.sole_owner and batch.request_id is not None and is_generated(batch.request_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
