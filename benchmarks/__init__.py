@@ -14,6 +14,8 @@ NAMES: Final = (
     "sqlite_set_processes",
     "sqlite_get",
     "memory_set",
+    "policy_cost",
+    "resident_cpu",
     "redis_set",
     "postgres_set",
     "flat",

@@ -26,7 +26,6 @@ Values are opaque bytes (canonical JSON, made by `codec.py`), except that increm
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -169,7 +168,7 @@ Operation: TypeAlias = Put | Delete | Increment | Touch | Push | Take
 Result: TypeAlias = bool | int | str | list[Entry] | None
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Conditions and operations, committed all or nothing.
 
     `fresh` promises that the request id was generated for this batch and is sent for the first time, so an engine need
@@ -183,7 +182,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     fresh: bool = False
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer to a batch: the space's revision after it, its time, and one result per operation.
 
     Put: None. Delete: whether it was there. Increment: the sum. Touch: the new expiry. Push: the key. Take: the entries.
@@ -212,7 +211,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expires_at: int | None = None
 
 
-class ChangeSet(msgspec.Struct, frozen=True, array_like=True):
+class ChangeSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One commit: who, when, what, which request."""
 
     version: int
@@ -325,16 +324,33 @@ class Engine(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """Whom to tell what became of a batch, once and on the event loop; a Future is one."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool:
+        """Nobody wants it any more; a batch that was not begun yet is left out."""
+        ...
+
+    def set_result(self, receipt: Receipt, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
 @runtime_checkable
 class Submits(Protocol):
-    """What an engine may offer to a server besides: `commit` without a coroutine, for very many batches in flight."""
+    """What an engine may offer to a server besides: `commit` and `get` without a coroutine, for very many in flight."""
 
-    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
-        """Check the batch and queue it, at once; the future has the receipt, or the refusal, when it was committed.
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+        """Check the batch and queue it, at once; the reply has the receipt, or the refusal, when it was committed.
 
-        What no engine may accept raises here. Cancelling the future takes the batch back if it was not begun yet, and
-        touches no other.
+        What no engine may accept raises here. False: this batch needs `commit`, and nothing was done.
         """
+        ...
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get`, at once. None: these keys need `get`."""
         ...
 
 
@@ -390,14 +406,15 @@ def check_durability(durability: str) -> None:
 def check_batch(batch: Batch) -> int:
     """Refuse a batch no engine may accept, before anything is read or written. Gives its size in bytes."""
     operations = batch.operations
-    if len(operations) == 1 and not batch.conditions and type(operations[0]) is Put:
-        _check_head(batch)
-        return _check_put(operations[0])
+    check_label(batch.actor, "an actor", NAME_BYTES_MAX)
+    if batch.request_id is not None:
+        check_label(batch.request_id, "a request id", REQUEST_ID_BYTES_MAX)
+    if len(operations) == 1 and not batch.conditions and type(op := operations[0]) is Put:
+        return _check_put(op)  # what is seen most often
     if len(operations) > OPERATIONS_MAX:
         raise InvalidInput(f"a batch has at most {OPERATIONS_MAX} operations; this one has {len(operations)}")
     if len(batch.conditions) > CONDITIONS_MAX:
         raise InvalidInput(f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}")
-    _check_head(batch)
     size = 0
     for condition in batch.conditions:
         if not isinstance(condition, Condition):
@@ -430,12 +447,6 @@ def check_batch(batch: Batch) -> int:
     if size > BATCH_BYTES_MAX:
         raise InvalidInput(f"a batch holds at most {BATCH_BYTES_MAX:,} bytes; this one has {size:,}")
     return size
-
-
-def _check_head(batch: Batch) -> None:
-    check_label(batch.actor, "an actor", NAME_BYTES_MAX)
-    if batch.request_id is not None:
-        check_label(batch.request_id, "a request id", REQUEST_ID_BYTES_MAX)
 
 
 def _check_put(op: Put) -> int:

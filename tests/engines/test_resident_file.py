@@ -264,6 +264,9 @@ async def test_a_full_disk_refuses_the_group_and_nothing_of_it_is_shown(tmp_path
 async def test_a_file_that_another_program_wrote_to_is_not_served_from_memory_any_more(tmp_path: Path) -> None:
     engine = await ResidentEngine.open(tmp_path / "team.db")
     await engine.commit("s", put(b"1"))
+    await engine.close()  # which folds: the entry has its row
+    engine = await ResidentEngine.open(tmp_path / "team.db")
+    await engine.commit("other", put(b"1"))
     shell = sqlite3.connect(tmp_path / "team.db")
     shell.execute("UPDATE entries SET value = x'39'")
     shell.commit()

@@ -117,7 +117,7 @@ async def test_a_file_of_schema_1_is_brought_up_to_date_when_it_is_opened(tmp_pa
             "INSERT INTO entries SELECT space, key, ifnull(value, (SELECT value FROM large WHERE large.key = new.key)), "
             "version, owner, created_at, updated_at, expires_at, tag FROM new; DROP TABLE new; DROP TABLE large;"
             "CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;"
-            "CREATE VIEW readable AS SELECT key FROM entries; PRAGMA user_version = 1"
+            "CREATE VIEW readable AS SELECT key FROM entries; DROP TABLE folds; PRAGMA user_version = 1"
         )
     engine = await SqliteEngine.open(path)
     assert (await engine.scan("space", "")).entries == before

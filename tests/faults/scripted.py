@@ -110,9 +110,11 @@ async def open_store(engine: str, path: str | Path, clock: ManualClock) -> Engin
         from holdfast.engines.sqlite import SqliteEngine
 
         return await SqliteEngine.open(path, clock=clock)
-    from holdfast.engines import resident, resident_commit
+    from holdfast.engines import resident, resident_commit, resident_folding
 
     resident_commit.INLINE_COMMIT_S = 3600.0  # type: ignore[misc]
+    resident_folding.FOLD_COMMITS = 3  # type: ignore[misc]
+    resident_folding.SLICE_ROWS = 1  # type: ignore[misc]
     return await resident.ResidentEngine.open(path, clock=clock)
 
 

@@ -1,4 +1,4 @@
-"""Lines in which somebody wrote what no library would: the others go on, and nobody gets in beside a holder."""
+"""What no library would write, in lines and elsewhere: the others go on, and nobody gets in beside a holder."""
 
 from __future__ import annotations
 
@@ -96,3 +96,12 @@ async def test_a_number_of_permits_that_is_none_is_told_and_does_not_break_the_l
         await space.semaphore("gpu", permits=4).acquire()
     async with space.lock("l"):
         assert [state.name for state in await space.locks.list()] == ["l"]
+
+
+async def test_a_key_that_is_no_member_of_a_set_does_not_end_the_watch_of_others(space: Space) -> None:
+    await space.records.set("first", 1)
+    cursor = await space.cursor()
+    for operation in (Put("sets/x", b"1"), Delete("sets/x"), Push("lists/", b"1"), Put("records/k", b"2")):
+        await space._scope.engine.commit(space.name, Batch("mallory", (operation,)))
+    told = [change.key async for item in space.watch(cursor=cursor, live=False) for change in item]
+    assert told[-1] == "k"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.codec import decode
 from holdfast.engine import (
     SYSTEM_ACTOR,
     Absent,
@@ -26,7 +28,8 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.errors import AccessDenied, InvalidInput
-from holdfast.identity import Identity
+from holdfast.identity import Identity, Role
+from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
 from holdfast.middleware.verbs import VERBS
 from tests.middleware.keeper import FREELY, SPACE, Keeper, batch, refusal
@@ -478,3 +481,69 @@ def test_nothing_that_may_not_be_read_is_read(rules: Rules, keys: list[str], sta
 
     keeper = Keeper(rules)
     asyncio.run(work())
+
+
+async def test_reads_of_a_guarded_space_are_noted_although_the_reader_may_not_write_notes() -> None:
+    keeper = Keeper(allowing("Get"))
+    await keeper.admin.commit(SPACE, batch("root", Put("records/k", b"1")))
+    reader = AuditedReads(keeper.engine_of("a"), "a", keeper.engine)
+    assert len(await reader.get(SPACE, ["records/k"])) == 1
+    [note] = (await keeper.entries("audit/notes/")).values()
+    assert decode(note.value)["actor"] == "a"
+    with pytest.raises(AccessDenied):
+        await AuditedReads(keeper.engine_of("a"), "a").get(SPACE, ["records/k"])
+
+
+@pytest.mark.parametrize("role", ["agent", "admin"])
+async def test_what_is_no_batch_at_all_is_invalid_in_words(role: Role) -> None:
+    keeper = Keeper()
+    engine = keeper.engine_of("a", role)
+    broken: list[Any] = [
+        batch("a", "nonsense"),
+        batch("a", Put(5, b"1")),  # type: ignore[arg-type]
+        batch("a", Put("records/k", 5)),  # type: ignore[arg-type]
+        batch("a", Put("records/k", "text"), Put("records/l", b"1")),  # type: ignore[arg-type]
+        batch("a", Absent("records/k")),
+        batch("a", Put("records/k", b"1"), when=("nonsense",)),
+        batch("a", Delete(None)),  # type: ignore[arg-type]
+    ]
+    for each in broken:
+        with pytest.raises((InvalidInput, AccessDenied)):
+            await engine.commit(SPACE, each)
+    with pytest.raises(InvalidInput):
+        await engine.get(SPACE, [5])  # type: ignore[list-item]
+    assert await keeper.entries() == {}
+
+
+async def test_a_key_that_is_no_text_is_invalid_for_agents_too() -> None:
+    keeper = Keeper()
+    for key in ("records/\ud800", "records/\0", "records/" + "x" * 2000):
+        for sent in (batch("a", Put(key, b"1")), batch("a", Put(key, b"1"), Put("records/l", b"1"))):
+            with pytest.raises(InvalidInput):
+                await keeper.engine_of("a").commit(SPACE, sent)
+        with pytest.raises(InvalidInput):
+            await keeper.engine_of("a").get(SPACE, [key])
+
+
+async def test_an_error_does_not_show_what_may_not_be_read() -> None:
+    keeper = Keeper(allowing("Increment"))
+    await keeper.admin.commit(SPACE, batch("root", Put("records/secret", b'"the password"')))
+    with pytest.raises(InvalidInput) as caught:
+        await keeper.engine_of("a").commit(SPACE, batch("a", Increment("records/secret", 1)))
+    assert "password" not in f"{caught.value}{caught.value.__cause__}"
+    keeper.policy.reload(allowing("Increment", "Get"))
+    with pytest.raises(InvalidInput, match="password"):
+        await keeper.engine_of("a").commit(SPACE, batch("a", Increment("records/secret", 1)))
+
+
+async def test_conditions_that_ownership_adds_count_as_conditions() -> None:
+    keeper = Keeper()
+    many = tuple(Absent(f"blobs/{i}") for i in range(256))
+    with pytest.raises(InvalidInput, match="ownership"):
+        await keeper.engine_of("a").commit(SPACE, batch("a", Put("blobs/x", b"1"), when=many))
+
+
+async def test_nonsense_for_another_space_is_denied_like_anything_else() -> None:
+    keeper = Keeper()
+    with pytest.raises(AccessDenied):
+        await keeper.engine_of("a").commit("fabrikam", batch("a", "nonsense"))

@@ -213,6 +213,7 @@ hostile = st.one_of(
     st.tuples(st.just("touch"), where),
     st.tuples(st.just("push"), prefixes, ttl),
     st.tuples(st.just("push"), st.just(LINE), st.just(60_000)),
+    st.tuples(st.just("push"), prefixes, st.just(60_000)),
     st.tuples(st.just("take"), prefixes, prefixes),
 )
 tested = st.tuples(st.sampled_from((Present, Absent, Mine)), where)

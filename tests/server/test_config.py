@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -277,6 +278,22 @@ def test_a_message_stays_readable_however_wrong_the_file_is() -> None:
     told = mistakes("\n".join(f"key{number}: 1" for number in range(1000)))
     assert len(told) == documents.PROBLEMS_MAX + 1
     assert told[-1] == "keeper.yaml: and 980 more"
+
+
+class Range(msgspec.Struct):
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise InvalidInput("low must not be above high")
+
+
+def test_what_a_struct_refuses_itself_is_told_with_its_place() -> None:
+    reading = documents.Reading("r.yaml", {})
+    assert reading.struct(documents.parse("r.yaml", b"\n  low: 2\n  high: 1\n"), Range) is documents.MISSING
+    with pytest.raises(InvalidDocument, match=r"^r.yaml:2:3: low must not be above high$"):
+        reading.finish()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7420", "[::]:7420", "10.1.2.3:1", "keeper.example.org:7420"])

@@ -109,14 +109,15 @@ async def test_a_watch_goes_on_without_a_gap_and_without_a_repetition(running: R
 async def test_what_never_left_is_unavailable_and_nothing_was_changed(
     running: Running, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_link, "CONNECT_S", 0.2)
     client = await running.client(port=proxy.port)
+    monkeypatch.setattr(remote_link, "CONNECT_S", 0.2)
     proxy.part()
     async with asyncio.timeout(DEADLINE_S):
         while client._client._line is not None:
             await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match="Nothing was changed"):
         await client.commit(SPACE, Batch("market", (Put("records/a", b"1"),), (), new_id(), fresh=True))
+    monkeypatch.undo()
     proxy.heal()
     await client.commit(SPACE, Batch("market", (Put("records/b", b"1"),), (), new_id(), fresh=True))
     assert await client.get(SPACE, ["records/a"]) == [None]

@@ -60,7 +60,7 @@ _NONE: Final = Change("put", "").value
 """No value: the default itself, because only that is omitted when a commit is encoded."""
 
 
-class Stored(ChangeSet, frozen=True, array_like=True):
+class Stored(ChangeSet, frozen=True, array_like=True, gc=False):
     """A commit as the feed keeps it: with what is needed to answer a repeated request."""
 
     digest: str = ""
@@ -114,6 +114,8 @@ class Group:
         self.usage: dict[tuple[str, str], list[int]] = {}
         self.commits: list[Stored] = []
         self.touched = False
+        self.untold: set[str] = set()
+        """Keys whose entry has something the feed does not tell: a touched expiry, another's age, a large value."""
         self._requests: dict[tuple[str, str], Stored] = {}
         """Commits by the request ids that must be found again quickly."""
         self._due = state.due(self.now, SWEEP_MAX)
@@ -179,41 +181,44 @@ class Group:
             old is not None and old.expires_at is not None and old.expires_at <= now
         ):
             return None
+        # Written out, not called: this is where a busy store spends its time.
         self.revision = revision = self.revision + 1
-        owner = batch.actor if op.owner is None else op.owner
+        actor, tag, size = batch.actor, op.tag, len(value)
+        owner = actor if op.owner is None else op.owner
         expires_at = None if op.ttl_ms is None else now + op.ttl_ms
-        new, change = _images("put", key, value, old, owner, expires_at, op.tag, revision, now)
-        self.writes[key] = new
-        if old is None or old.owner != owner or len(old.value) != change.size:
+        created_at, was = (now, "") if old is None else (old.created_at, old.tag)
+        self.writes[key] = new = Entry(key, value, revision, owner, created_at, now, expires_at, tag)
+        if old is None or old.owner != owner or len(old.value) != size:
             self._account(old, new)
-        self._record(batch, Stored(revision, now, batch.actor, [change], batch.request_id))
+        change = Change("put", key, True, value, size, owner, tag, was, expires_at)
+        stored = Stored(revision, now, actor, [change], batch.request_id)
+        self.commits.append(stored)
+        if not batch.fresh and batch.request_id is not None:
+            self._requests[actor, batch.request_id] = stored
         return Receipt(revision, now, [None])
 
     def _accept(self, step: _Step, results: list[Result]) -> Receipt:
         if self._due or step.expired:
             self._sweep(step.expired)
         batch = step.batch
-        asks = batch.request_id is not None
-        if step.changes or (asks and batch.operations):
+        if step.changes or (batch.request_id is not None and batch.operations):
             self.revision = step.revision
             self.last_id = step.last_id
             stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id)
-            if asks:  # a repeated request may ask for the results
+            if batch.request_id is not None:  # a repeated request may ask for the results
                 stored = msgspec.structs.replace(stored, digest=digest_of(batch), results=copied(results))
-            self._record(batch, stored)
+                if not batch.fresh:
+                    self._requests[batch.actor, batch.request_id] = stored
+            self.commits.append(stored)
         elif step.writes:
             self.touched = True
         if step.writes:
             self.writes.update(step.writes)
+        if step.untold:
+            self.untold.update(step.untold)
         for old, new in step.replaced:
             self._account(old, new)
         return Receipt(self.revision, self.now, results)
-
-    def _record(self, batch: Batch, stored: Stored) -> None:
-        """Add the batch's commit to the feed."""
-        self.commits.append(stored)
-        if not batch.fresh and batch.request_id is not None:
-            self._requests[batch.actor, batch.request_id] = stored
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
         """Tell of what has expired, in a commit before the group's first.
@@ -257,7 +262,7 @@ class Group:
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
-    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "writes")
+    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "untold", "writes")
 
     def __init__(self, group: Group, batch: Batch) -> None:
         self.group = group
@@ -270,6 +275,7 @@ class _Step:
         self.changes: list[Change] = []
         self.replaced: list[tuple[Entry | None, Entry | None]] = []
         self.expired: dict[str, Entry] = {}
+        self.untold: list[str] = []
 
     def live(self, key: str) -> Entry | None:
         """The entry as this batch sees it; an expired one is not there."""
@@ -346,6 +352,8 @@ class _Step:
         if old is None or old.owner != owner or len(old.value) != change.size:
             self.replaced.append((old, new))
         self.changes.append(change)
+        if change.size > FEED_VALUE_BYTES_MAX:
+            self.untold.append(key)
 
     def _remove(self, op: str, old: Entry) -> None:
         self.writes[old.key] = None
@@ -376,6 +384,7 @@ class _Step:
         expires_at = max(entry.expires_at, self.now + op.ttl_ms)
         if expires_at != entry.expires_at:
             self.writes[op.key] = msgspec.structs.replace(entry, expires_at=expires_at)
+            self.untold.append(op.key)
         return expires_at
 
     def _take(self, op: Take) -> list[Entry]:
@@ -390,6 +399,7 @@ class _Step:
             self._put("take", key, old.value, there, self.batch.actor, old.expires_at, old.tag)
             new = msgspec.structs.replace(self.writes[key], created_at=old.created_at)  # type: ignore[type-var]
             self.writes[key] = new
+            self.untold.append(key)
             moved.append(new)  # type: ignore[arg-type]
         if moved:
             if op.source_counter is not None:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.engine import Batch, Receipt
+from holdfast.engine import Batch, Receipt, Reply
 from holdfast.errors import Unavailable
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Waiting(msgspec.Struct, eq=False):
     durability: str
     batch: Batch
     size: int
-    reply: asyncio.Future[Receipt] | None = None
+    reply: Reply | None = None
     outcome: Receipt | BaseException | None = None
 
 
@@ -116,7 +116,7 @@ class Turns:
         self._at_once = at_once
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._asked = False
+        self._asked = self._closed = False
         self._first: asyncio.Task[Any] | None = None
         self._alone: asyncio.Task[Any] | None = None
         self._stepped_back_at = 0.0
@@ -129,15 +129,16 @@ class Turns:
                 if type(item.outcome) is Receipt:
                     return item.outcome
                 raise item.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
-        return await self.submit(item)
+        reply: asyncio.Future[Receipt] = self._loop.create_future()
+        item.reply = reply
+        self.submit(item)
+        return await reply
 
-    def submit(self, item: Waiting) -> asyncio.Future[Receipt]:
+    def submit(self, item: Waiting) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
-        item.reply = reply = self._loop.create_future()
         self.queue.add(item)
         if not self._asked:
             self.ask()
-        return reply
 
     def ask(self) -> None:
         """Begin what comes next in the loop's next step, or as soon as the thread is done."""
@@ -146,8 +147,8 @@ class Turns:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        if self.in_thread is not None:
-            return  # it asks again when it is done
+        if self.in_thread is not None or self._closed:
+            return  # the thread asks again when it is done
         self._asked = False
         self._stepped_back_at = self._loop.time()
         self._alone = self._first if len(self.queue) == 1 else None
@@ -161,9 +162,11 @@ class Turns:
 
         def done(future: asyncio.Future[T]) -> None:
             self.in_thread, self._asked = None, False
-            if then is not None:
-                then(future.result())
-            self.ask()
+            try:
+                if then is not None:
+                    then(future.result())
+            finally:
+                self.ask()
 
         self._asked = True
         self.in_thread = running = self._loop.run_in_executor(self._threads, work)
@@ -174,4 +177,5 @@ class Turns:
         """Finish what was accepted."""
         while self.queue or self.in_thread is not None:
             await (asyncio.wait([self.in_thread]) if self.in_thread is not None else asyncio.sleep(0))
+        self._closed = True
         self._threads.shutdown()

@@ -37,6 +37,7 @@ from holdfast.engine import (
     Finding,
     Page,
     Receipt,
+    Reply,
     SpaceInfo,
     check_batch,
     check_durability,
@@ -51,7 +52,7 @@ from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import Bells, ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
-from holdfast.engines.sqlite_file import FileLock, ForeignFile, connect, translating
+from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
 from holdfast.engines.sqlite_rows import Execute
 from holdfast.errors import InvalidInput, Unavailable
 
@@ -84,16 +85,15 @@ class ResidentEngine:
         lock = FileLock(path)
         try:
             await claim(path, lock)
-            opened = await asyncio.to_thread(open_file, path, asyncio.get_running_loop().time)
-            lock.sign()
-            engine = cls(path, lock, clock or SystemClock(), on_failure, opened)
+            with lock.signed():
+                opened = await asyncio.to_thread(open_file, path, asyncio.get_running_loop().time)
+                return cls(path, lock, clock or SystemClock(), on_failure, opened)
         except ForeignFile:
             lock.remove()
             raise
         except BaseException:
             lock.close()
             raise
-        return engine
 
     def __init__(self, path: Path, lock: FileLock, clock: Clock, on_failure: OnFailure | None, opened: Opened) -> None:
         self.path = path
@@ -128,14 +128,29 @@ class ResidentEngine:
         item = self._checked(space, batch)
         return item if isinstance(item, Receipt) else await self._commits.commit(item)
 
-    def submit(self, space: str, batch: Batch) -> asyncio.Future[Receipt]:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
         item = self._checked(space, batch)
         if isinstance(item, Waiting):
-            return self._commits.submit(item)
-        reply: asyncio.Future[Receipt] = self._loop.create_future()
-        reply.set_result(item)
-        return reply
+            item.reply = reply
+            self._commits.submit(item)
+        else:
+            reply.set_result(item)
+        return True
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get` for a server, of what is in memory."""
+        home = self._spaces.get(space)
+        if home is None or home.durability == "volatile":
+            return None
+        if len(keys) == 1 and type(keys[0]) is str:
+            # The usual read: one entry that does not expire. A key that is found is a valid one.
+            entry = home.entries.get(keys[0])
+            if entry is not None and entry.expires_at is None:
+                return [entry]
+        check_keys(keys)
+        now = max(self._clock.now_ms(), home.time)
+        return [home.live(key, now) for key in keys]
 
     def _checked(self, space: str, batch: Batch) -> Waiting | Receipt:
         """A batch for the queue; or the receipt, if the space is volatile."""
@@ -148,6 +163,9 @@ class ResidentEngine:
             return self._volatile.write(space, batch)
         return Waiting(space, home.durability, batch, size)
 
+    def homes(self) -> list[ResidentSpace]:
+        return list(self._spaces.values())
+
     def write_volatile(self, space: str, batch: Batch) -> Receipt:
         return self._volatile.write(space, batch)
 
@@ -157,13 +175,13 @@ class ResidentEngine:
 
     def apply(self, done: list[Done]) -> None:
         """Show what is in the file now, and wake whoever waits for it."""
-        for home, group, id in done:
+        for home, group, id, size in done:
             if not home.exists:
                 self._dropped.pop(home.name, None)
                 self._spaces[home.name] = home
             home.adopt(group, id)
             if group.commits:
-                self._tail.add(home.recent, group.commits)
+                self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)
                 if bells is not None:
                     bells.ring(group.commits)
@@ -183,23 +201,12 @@ class ResidentEngine:
     # --- reads ---
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        home = self._spaces.get(space)
-        if home is not None and len(keys) == 1:
-            # The usual read: one entry that does not expire. A key that is found is a valid one.
-            try:
-                entry = home.entries.get(keys[0])
-            except TypeError:
-                entry = None
-            if entry is not None and entry.expires_at is None:
-                return [entry]
+        found = self.read(space, keys) if space in self._spaces else None
+        if found is not None:
+            return found
         check_keys(keys)
         home = self._find(space)
-        if home is None:
-            return [None] * len(keys)
-        if home.durability == "volatile":
-            return await self._volatile.get(space, keys)
-        now = max(self._clock.now_ms(), home.time)
-        return [home.live(key, now) for key in keys]
+        return [None] * len(keys) if home is None else await self._volatile.get(space, keys)
 
     async def scan(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
@@ -284,7 +291,7 @@ class ResidentEngine:
             await self._volatile.load(space, entries, revision)
         else:
             now = self._clock.now_ms()
-            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), entries)
+            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), REVISION_MAX, entries)
 
     async def compact(self, space: str, upto: int) -> None:
         home = self._find(space)
@@ -292,16 +299,33 @@ class ResidentEngine:
             await self._volatile.compact(space, upto)
         elif home is not None and home.id is not None:
             id = home.id
-            while await self._administer(space, lambda: self._rows.compact(id, upto)):
+            while await self._administer(space, lambda: self._rows.compact(id, upto), upto):
                 pass
 
-    async def _administer(self, space: str, work: Callable[[], Any], entries: list[Entry] | None = None) -> Any:
-        """Change the rows of a space; afterwards it is in memory what it is in the file."""
+    async def _administer(
+        self, space: str, work: Callable[[], Any], folded_upto: int = 0, entries: list[Entry] | None = None
+    ) -> Any:
+        """Change the rows of a space; afterwards it is in memory what it is in the file.
+
+        `folded_upto` is the revision up to which the work needs the feed in the entries, or takes it away.
+        """
+        folding = self._commits.folding
+
+        def is_behind(home: ResidentSpace) -> bool:
+            return home.unfolded.folded is not None and home.unfolded.folded < folded_upto
+
+        def run() -> Any:
+            home = self.home_of(space)
+            if is_behind(home):
+                folding.write_all(home)
+            return work()
 
         def then() -> None:
             home = self.home_of(space)
             self._spaces.pop(space, None)
             home.refresh()
+            if home.dropped or is_behind(home):
+                folding.forget(home)
             if home.dropped:
                 home = self._dropped[space] = ResidentSpace(self._link, space)
                 home.refresh()
@@ -310,12 +334,13 @@ class ResidentEngine:
                 self._dropped.pop(space, None)
                 self._spaces[space] = home
                 home.load(entries or ())
+                home.note_rows({entry.key: entry for entry in entries or ()})
                 if home.durability == "volatile":
                     self._volatile.make(space, "volatile")
             if (entries is not None or home.dropped) and (bells := self._bells.get(space)) is not None:
                 bells.ring_all()
 
-        return await self._commits.administer(work, then)
+        return await self._commits.administer(run, then)
 
     # --- the store as a whole ---
 
@@ -350,12 +375,14 @@ class ResidentEngine:
             return
         self._closed = True  # what was accepted is finished; nothing new is
         await self._commits.close()
+        folded = all(home.unfolded.folded is None for home in self._spaces.values())
         self._spaces.clear()
         await self._volatile.close()
         self._wake_all()
         with contextlib.suppress(apsw.Error):  # the disk may have failed
             if self._reader is not None:
                 self._reader.close()
-        self._lock.unsign()
+        if folded and self.failure is None:
+            self._lock.unsign()
         self._lock.release()
         self._lock.close()

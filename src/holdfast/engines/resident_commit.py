@@ -34,6 +34,7 @@ from holdfast.engine import Batch, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.resident_file import Opened
+from holdfast.engines.resident_folding import FOLD_PAUSE_S, FOLD_S, Folding, Slice
 from holdfast.engines.resident_log import Log
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import FileLock, in_doubt, translate
@@ -49,11 +50,12 @@ PROBE_EVERY: Final = 256
 
 
 class Done(NamedTuple):
-    """A group of one space whose rows are written, and the id of the space."""
+    """A group of one space whose rows are written, the id of the space, and the bytes of the feed's row."""
 
     home: ResidentSpace
     group: Group
     id: int
+    size: int
 
 
 class _Job(msgspec.Struct):
@@ -81,6 +83,10 @@ class Keeping(Protocol):
 
     def apply(self, done: list[Done]) -> None:
         """Show what is in the file now."""
+        ...
+
+    def homes(self) -> list[ResidentSpace]:
+        """All there are."""
         ...
 
     def write_volatile(self, space: str, batch: Batch) -> Receipt:
@@ -112,6 +118,12 @@ class GroupCommit:
         self._commit_s = INLINE_COMMIT_S / 10
         self._until_probe = PROBE_EVERY
         self._log = Log(path, self._writer)
+        self.folding = Folding(self.rows)
+        self._slice: Slice | None = None
+        """Of the transaction under way."""
+        self._folds = True
+        self._fold_alone_due = False
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     async def administer(self, work: Callable[[], Any], then: Callable[[], None]) -> Any:
         """A transaction of its own, when its turn has come: `work` in the thread, and after COMMIT `then` on the loop."""
@@ -126,6 +138,9 @@ class GroupCommit:
             running = self._turns.in_thread or self._log.folding
             await (asyncio.wait([running]) if running is not None else asyncio.sleep(0))
         await self._turns.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._fold_everything()
         self._log.close()
         with contextlib.suppress(apsw.Error):  # the disk may have failed
             self._writer.close()
@@ -155,8 +170,13 @@ class GroupCommit:
                 self._turns.start_thread(self._commit_rows, lambda error: answer(self._settle(items, done, error)))
             else:
                 answer(items)
+        elif self._fold_alone_due:
+            self._fold_alone()
+        self._fold_alone_due = False
         if self._jobs:
             self._turns.ask()
+        if self.folding.is_under_way:
+            self._call_later(FOLD_PAUSE_S, self._fold_slice)
 
     def _is_quick(self, durability: str, size: int) -> bool:
         """Whether a COMMIT is better done on the loop than handed over: it is short, or it must be measured."""
@@ -196,6 +216,7 @@ class GroupCommit:
             outcome = translate(self._path, exc) if isinstance(exc, apsw.Error) else exc
             for item in items:
                 item.outcome = outcome
+            self._folds = False
         if not done:
             self._rollback()
         return done
@@ -224,12 +245,16 @@ class GroupCommit:
         self._begin("async" if relaxed else "sync")
         done: list[Done] = []
         for home, group in written:
-            home.look_at(group)
-            done.append(Done(home, group, self.rows.group(home, group, requests_are_new=known_new)))
+            is_behind = home.unfolded.folded is not None
+            id, size = self.rows.log(home, group, requests_are_new=known_new, is_behind=is_behind)
+            done.append(Done(home, group, id, size))
+        if self._folds:
+            self._slice = self.folding.write_slice(dict(written))
         return done
 
     def _begin(self, durability: str) -> None:
         """Begin a transaction, or go on with the one that a look-up has begun."""
+        self._slice = None  # of one that was rolled back
         if durability != self._synchronous:
             self._rollback()  # what was looked up is known by now, and within a transaction the pragma has no effect
             self._write(f"PRAGMA synchronous = {'FULL' if durability == 'sync' else 'NORMAL'}")
@@ -252,10 +277,11 @@ class GroupCommit:
     def _settle(self, items: list[Waiting], done: list[Done], error: BaseException | None) -> list[Waiting]:
         """After a COMMIT: bring memory up to date, or change the outcomes to what has become of them."""
         if error is None:
-            error = self._show(lambda: self._keeping.apply(done))
+            error = self._show(lambda: self._apply(done))
         if error is None:
             self._lock.ring()
             return items
+        self._folds = False
         verdict = self._judge(error)
         for item in items:
             if not isinstance(verdict, OutcomeUnknown):
@@ -266,6 +292,16 @@ class GroupCommit:
                 item.outcome = Unavailable(f"the disk that holds {self._path} failed; nothing was changed")
         return items
 
+    def _apply(self, done: list[Done]) -> None:
+        if self._slice is not None:
+            self.folding.committed(self._slice)
+        self._folds = True
+        self._keeping.apply(done)
+        for home, _, _, _ in done:
+            self.folding.begin_if_due(home)
+        if done:
+            self._call_later(FOLD_S, self._fold_what_is_old)
+
     def _show(self, change: Callable[[], None]) -> BaseException | None:
         """Bring memory up to date with the file. If that fails half-way, memory is of no use any more."""
         try:
@@ -273,6 +309,46 @@ class GroupCommit:
         except BaseException as exc:
             return exc
         return None
+
+    # --- folding ---
+
+    def _call_later(self, seconds: float, work: Callable[[], None]) -> None:
+        """Once, however often it is asked for meanwhile."""
+
+        def run() -> None:
+            del self._timers[work]
+            work()
+
+        if work not in self._timers:
+            self._timers[work] = self._loop.call_later(seconds, run)
+
+    def _fold_what_is_old(self) -> None:
+        for home in self._keeping.homes():
+            self.folding.begin_if_due(home, now=True)
+        self._turns.ask()
+
+    def _fold_slice(self) -> None:
+        self._fold_alone_due = True
+        self._turns.ask()
+
+    def _fold_alone(self) -> bool:
+        """Commit a slice when no group takes it along. It needs no fsync: the feed has what it has."""
+        try:
+            self.check()
+            self._begin("async")
+            self._slice = self.folding.write_slice({})
+        except (apsw.Error, Error):
+            self._rollback()
+            return False
+        self._settle([], [], self._commit_rows())
+        return self._folds and self.failure is None
+
+    def _fold_everything(self) -> None:
+        """When closing. If it cannot be done, whoever opens the file next does it."""
+        for home in self._keeping.homes():
+            self.folding.begin_if_due(home, now=True)
+        while self.folding.is_under_way and self._fold_alone():
+            pass
 
     # --- a job ---
 

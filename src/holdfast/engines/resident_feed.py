@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 TAIL_BYTES_MAX: Final = 2 * 1024 * 1024
 """Small, because Python's garbage collector looks at every commit that is kept: with 16 MiB the slowest commits took twice as long."""
 COMMIT_BYTES: Final = 400
-"""What a commit takes in memory, about."""
-CHANGE_BYTES: Final = 150
-"""What a change takes besides its key and value, about."""
+"""What a commit takes in memory, about, besides what it takes in the file."""
 
 
 class Recent:
@@ -56,11 +54,9 @@ class Tail:
         """Whose, how many commits, how many bytes."""
         self.bytes = 0
 
-    def add(self, recent: Recent, commits: list[Stored]) -> None:
-        size = COMMIT_BYTES * len(commits)
-        for commit in commits:
-            for change in commit.changes:
-                size += CHANGE_BYTES + len(change.key) + len(change.value)
+    def add(self, recent: Recent, commits: list[Stored], size: int) -> None:
+        """`size` is how many bytes they have as a row."""
+        size += COMMIT_BYTES * len(commits)
         recent.commits += commits
         self._groups.append((recent, len(commits), size))
         self.bytes += size

@@ -1,12 +1,13 @@
 """A space of the resident engine: its entries in memory, its requests in the file; and how it is loaded.
 
-Loading is the whole of recovery. The rows of a space come in the order of its keys, so its sorted lists are built at once
+Loading is the whole of recovery: the rows, and over them what the feed tells of since they were folded. The rows of a space come in the order of its keys, so its sorted lists are built at once
 rather than key by key; owners, tags and instants that are equal share one object, which is most of what a small entry
 would cost besides its key and value. A row that cannot be read, or a large value that is missing, is damage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import apsw
@@ -16,7 +17,9 @@ from holdfast.engine import Entry
 from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.memory import Space
 from holdfast.engines.resident_feed import Recent
+from holdfast.engines.resident_folding import Unfolded
 from holdfast.engines.sqlite_file import VALUE_INLINE_MAX
+from holdfast.engines.sqlite_folds import folded_upto, newer
 from holdfast.engines.sqlite_rows import Execute, find_request, first_row, head_of
 
 _SPACES: Final = "SELECT name FROM spaces"
@@ -48,7 +51,9 @@ class ResidentSpace(Space):
         """None until its first commit is in the file."""
         self.dropped = False
         self.large: set[str] = set()
+        """The keys that have a row in `large`."""
         self.recent = Recent(0)
+        self.unfolded = Unfolded()
 
     @property
     def exists(self) -> bool:
@@ -61,17 +66,23 @@ class ResidentSpace(Space):
             self._execute("BEGIN IMMEDIATE")  # it ends with the group, and so does a search that stopped half-way
         return find_request(self._execute, self.id, self.time, actor, request_id)
 
-    def look_at(self, group: Group) -> None:
-        """Before a group is written: note which of its keys have a row for a large value."""
-        old = map(self.entries.get, group.writes)
-        self.large = {entry.key for entry in old if entry is not None and len(entry.value) > VALUE_INLINE_MAX}
-
     def adopt(self, group: Group, id: int) -> None:
         """Take over a group that is in the file now. The first one makes the space."""
         if not self.exists:
             self.id, self.dropped = id, False
             self.durability, self.audit_reads, self.created_at = "sync", False, group.now
+        if group.untold:
+            self.note_rows({key: group.writes[key] for key in group.untold})
+        if group.commits:
+            self.unfolded.add(group, self.revision)
         self.apply(group)
+
+    def note_rows(self, rows: Mapping[str, Entry | None]) -> None:
+        """Remember which of the rows that were written, or removed, are large."""
+        large = {key for key, entry in rows.items() if entry is not None and len(entry.value) > VALUE_INLINE_MAX}
+        if self.large:
+            self.large.difference_update(rows)
+        self.large |= large
 
     # --- what the file has ---
 
@@ -86,7 +97,6 @@ class ResidentSpace(Space):
     def fill(self) -> None:
         """Load the entries, and what their owners use."""
         entries = self.entries
-        expiries: list[tuple[int, str]] = []
         large = dict(self._execute(_LARGE, (self.id,)))
         same: dict[str, str] = {}
         for key, value, version, owner, created_at, updated_at, expires_at, tag in self._execute(_ENTRIES, (self.id,)):
@@ -94,17 +104,29 @@ class ResidentSpace(Space):
                 value = large.pop(key, None)
                 if value is None:
                     raise DamagedRows(f"the value of {key!r} in space {self.name!r} is missing")
+                self.large.add(key)
             owner, tag = same.setdefault(owner, owner), same.setdefault(tag, tag)
             if updated_at == created_at:
                 updated_at = created_at
             entries[key] = Entry(key, value, version, owner, created_at, updated_at, expires_at, tag)
-            if expires_at is not None:
-                expiries.append((expires_at, key))
+        folded = folded_upto(self._execute, self.id or 0)
+        if folded is not None:
+            self._catch_up(folded)
         self.keys = SortedList(entries)
-        self.expiries = SortedList(expiries)
+        self.expiries = SortedList((e.expires_at, e.key) for e in entries.values() if e.expires_at is not None)
         self.usage = {
             (owner, subspace): [keys, size] for owner, subspace, keys, size in self._execute(_USAGE, (self.id,))
         }
+
+    def _catch_up(self, folded: int) -> None:
+        """Lay over the entries what the feed tells of since they were folded."""
+        changed = newer(self._execute, self.id or 0, folded)
+        for key, entry in changed.items():
+            if entry is not None:
+                self.entries[key] = entry
+            else:
+                self.entries.pop(key, None)
+        self.unfolded.inherit(changed, folded)
 
 
 def load_spaces(link: Link) -> list[ResidentSpace]:

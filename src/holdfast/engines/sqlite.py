@@ -18,6 +18,8 @@ machine. Volatile spaces are known to the file by name, and live in this process
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves the outcome open, because
 the frames may survive a crash: OutcomeUnknown, and this engine refuses further writes until it is opened again, when
 SQLite decides. An I/O error anywhere else rolls back. The file's side of all this is in `sqlite_file.py`.
+
+Beside a resident engine that owns the file this one can read and watch; see `sqlite_folds.py`.
 """
 
 from __future__ import annotations
@@ -65,16 +67,15 @@ from holdfast.engines.sqlite_file import (
     translate,
     translating,
 )
+from holdfast.engines.sqlite_folds import fetch_over, fold_all, fold_left, select_over
 from holdfast.engines.sqlite_rows import (
     GET,
     Execute,
     SpaceState,
     Writer,
     describe,
-    fetch,
     first_row,
     head_of,
-    select_range,
 )
 from holdfast.errors import Error, InvalidInput, OutcomeUnknown, Unavailable
 
@@ -124,9 +125,8 @@ class SqliteEngine:
         lock = FileLock(path)
         try:
             await asyncio.to_thread(prepare, path, lock, boot_id())
-            if lock.try_acquire():  # nobody has the file for itself; one that was killed left its name
-                lock.unsign()
-                lock.release()
+            with translating(path):
+                await asyncio.to_thread(fold_left, path, lock)
             return cls(path, lock, clock or SystemClock())
         except ForeignFile:
             lock.remove()
@@ -252,7 +252,10 @@ class SqliteEngine:
             self._set_synchronous(durability)
             self._write("BEGIN IMMEDIATE")
             before = self._writer.total_changes()
+            inherited = self._lock.is_signed
             try:
+                if inherited:  # its owner is gone
+                    fold_all(self._rows)
                 answer = work()
             except BaseException:
                 self._states.clear()
@@ -260,6 +263,8 @@ class SqliteEngine:
                 raise
             if self._writer.total_changes() == before:
                 self._rollback()
+                if inherited:
+                    self._lock.unsign()
                 return answer
             try:
                 self._write("COMMIT")
@@ -277,6 +282,8 @@ class SqliteEngine:
             raise
         except apsw.Error as exc:
             raise translate(self._path, exc) from exc
+        if inherited:
+            self._lock.unsign()
         self._lock.ring()
         return answer
 
@@ -329,6 +336,8 @@ class SqliteEngine:
                 row = execute(GET, (home.id, keys[0])).get
             except (apsw.Error, TypeError, UnicodeError):
                 row = _UNCLEAR  # what is wrong gets its name below
+            if self._lock.is_signed:
+                row = _UNCLEAR  # the row may be behind the feed
             if row is None:
                 check_keys(keys)
                 return [None]
@@ -342,7 +351,7 @@ class SqliteEngine:
             return await self._volatile.get(space, keys)
         with translating(self._path), self._snapshot() as read:
             now = max(self._clock.now_ms(), head_of(read, home.id)[1])
-            entries = fetch(read, home.id, keys)
+            entries = fetch_over(read, home.id, keys)
         found = {entry.key: entry for entry in entries if entry.expires_at is None or entry.expires_at > now}
         return [found.get(key) for key in keys]
 
@@ -358,7 +367,7 @@ class SqliteEngine:
         with translating(self._path), self._snapshot() as read:
             revision, time, _ = head_of(read, home.id)
             now = max(self._clock.now_ms(), time)
-            found = select_range(read, home.id, prefix, after, limit + 1, reverse=reverse, now=now)
+            found = select_over(read, home.id, prefix, after, limit + 1, reverse=reverse, now=now)
         return Page(found[:limit], len(found) > limit, revision)
 
     def watch(

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -35,7 +36,7 @@ from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, Out
 T = TypeVar("T")
 
 APPLICATION_ID: Final = 0x486F6C64  # "Hold"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SQLITE_VERSION_MIN: Final = 3_051_003
 PAGE_BYTES: Final = 2048
 """Small pages: a commit writes every page it touches to the log, whole."""
@@ -57,6 +58,8 @@ VALUE_INLINE_MAX: Final = 320
 """Longer values are kept in a table of their own: a row and its key then fit into a quarter of a page."""
 VALUE: Final = "ifnull(value, (SELECT value FROM large WHERE (space, key) = (entries.space, entries.key)))"
 """The value of a row of `entries`."""
+_SIGNATURE_BYTES: Final = 32
+"""The lock file begins with a byte that `ring` reads and the number of the process that owns the store, if one does."""
 ASYNC_JUMP: Final = 2**20
 """By how much the revision of an async space jumps when the machine was restarted."""
 
@@ -80,6 +83,9 @@ CREATE TABLE large (
     UNIQUE (space, key)
 ) STRICT;
 CREATE INDEX expiries ON entries (space, expires_at, key) WHERE expires_at IS NOT NULL;
+"""
+FOLDS: Final = """-- Spaces whose entries are behind their feed, and from which revision on (`sqlite_folds.py`).
+CREATE TABLE folds (space INTEGER PRIMARY KEY, revision INTEGER NOT NULL) STRICT;
 """
 READABLE: Final = f"""-- For people with a SQLite shell.
 CREATE VIEW readable AS
@@ -126,7 +132,7 @@ CREATE TABLE usage (
     bytes INTEGER NOT NULL,
     PRIMARY KEY (space, owner, subspace)
 ) STRICT, WITHOUT ROWID;
-{READABLE}PRAGMA application_id = {APPLICATION_ID};
+{FOLDS}{READABLE}PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
@@ -229,15 +235,17 @@ def _make_ready(connection: apsw.Connection, path: Path, boot: str) -> None:
 
 
 def _migrate(connection: apsw.Connection) -> None:
-    """From schema 1, which had every value in `entries`, a table with rowids."""
-    connection.execute(
-        "DROP VIEW readable; DROP INDEX expiries; ALTER TABLE entries RENAME TO entries_1;"  # noqa: S608
-        f"{ENTRIES}{READABLE}"
-        f"INSERT INTO large SELECT space, key, value FROM entries_1 WHERE length(value) > {VALUE_INLINE_MAX};"
-        f"INSERT INTO entries SELECT space, key, CASE WHEN length(value) <= {VALUE_INLINE_MAX} THEN value END, version, "
-        "owner, created_at, updated_at, expires_at, tag FROM entries_1 ORDER BY space, key;"
-        f"DROP TABLE entries_1; PRAGMA user_version = {SCHEMA_VERSION}"
-    )
+    """From schema 1, which had every value in `entries`, a table with rowids; from schema 2, which had no `folds`."""
+    if connection.pragma("user_version") < 2:
+        connection.execute(
+            "DROP VIEW readable; DROP INDEX expiries; ALTER TABLE entries RENAME TO entries_1;"  # noqa: S608
+            f"{ENTRIES}{READABLE}"
+            f"INSERT INTO large SELECT space, key, value FROM entries_1 WHERE length(value) > {VALUE_INLINE_MAX};"
+            f"INSERT INTO entries SELECT space, key, CASE WHEN length(value) <= {VALUE_INLINE_MAX} THEN value END, version, "
+            "owner, created_at, updated_at, expires_at, tag FROM entries_1 ORDER BY space, key;"
+            "DROP TABLE entries_1"
+        )
+    connection.execute(f"{FOLDS}PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _note_boot(connection: apsw.Connection, boot: str) -> None:
@@ -303,8 +311,9 @@ class FileLock:
         self._lock = _open_beside(path, "-lock")
         try:
             self._turn = _open_beside(path, "-turn")
-            if os.fstat(self._lock).st_size == 0:
-                os.pwrite(self._lock, b"!", 0)  # what `ring` reads
+            if os.fstat(self._lock).st_size <= _SIGNATURE_BYTES:
+                os.pwrite(self._lock, b"!", _SIGNATURE_BYTES)  # behind a signature, which may be there already
+            self._shown = mmap.mmap(self._lock, 2, access=mmap.ACCESS_READ)
         except OSError as exc:
             os.close(self._lock)
             raise _cannot_open(path, exc) from exc
@@ -337,21 +346,43 @@ class FileLock:
     def release(self) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether a process keeps the lock for as long as it lives, or kept it until it died. Costs no system call.
+
+        Its commits are in the feed before they are in the entries (`sqlite_folds.py`). What was read from the entries while
+        this was still False afterwards is up to date.
+        """
+        return self._shown[1] != 0
+
     def sign(self) -> None:
-        """Having the lock, and to keep it: write this process's number into its file, for whoever is refused."""
-        with contextlib.suppress(OSError):  # a courtesy
-            os.ftruncate(self._lock, 1)
-            os.pwrite(self._lock, str(os.getpid()).encode(), 1)
+        """Having the lock, and to keep it: write this process's number into its file, for others to see."""
+        try:
+            os.pwrite(self._lock, str(os.getpid()).encode().ljust(_SIGNATURE_BYTES - 1, b"\0"), 1)
+        except OSError as exc:
+            raise _cannot_open(self._path, exc) from exc
+
+    @contextlib.contextmanager
+    def signed(self) -> Iterator[None]:
+        """Sign, and take that back if what follows fails, unless there was a signature before."""
+        before = self.is_signed
+        try:
+            self.sign()
+            yield
+        except BaseException:
+            if not before:
+                self.unsign()
+            raise
 
     def unsign(self) -> None:
-        """Before letting go of a lock that was signed."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._lock, 1)
+        """Having the lock, with all entries up to date."""
+        with contextlib.suppress(OSError):  # then others go on as if there were something to fold
+            os.pwrite(self._lock, bytes(_SIGNATURE_BYTES - 1), 1)
 
     def owner(self) -> int | None:
         """The process that keeps the lock for as long as it lives, if it can be told."""
         try:
-            owner = int(os.pread(self._lock, 20, 1))
+            owner = int(os.pread(self._lock, _SIGNATURE_BYTES - 1, 1).rstrip(b"\0"))
             os.kill(owner, 0)  # one that was killed could not take its name away
         except PermissionError:
             return owner  # it is another user's
@@ -367,6 +398,7 @@ class FileLock:
             return  # they find out by themselves a moment later
 
     def close(self) -> None:
+        self._shown.close()
         os.close(self._lock)
         os.close(self._turn)
 

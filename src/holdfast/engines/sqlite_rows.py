@@ -7,7 +7,7 @@ the transaction it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -263,8 +263,9 @@ class Written(Protocol):
     name: str
     id: int | None
     dropped: bool
+    revision: int
     large: set[str]
-    """Of the keys a group writes, those that have a large value until then."""
+    """The keys that have a row in `large`; or those of them, at least, that a group writes."""
 
 
 class Writer:
@@ -280,21 +281,48 @@ class Writer:
         With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
         """
         space = self._revive(state.name, state.id, state.dropped, group.now)
-        large = state.large
-        for key, entry in group.writes.items():
-            if entry is None:
-                self.execute("DELETE FROM entries WHERE space = ? AND key = ?", (space, key))
-                if key in large:
-                    self.execute(_DELETE_LARGE, (space, key))
-        self._put(space, [entry for entry in group.writes.values() if entry is not None], large)
+        self.fold(space, group.writes, state.large)
+        self._tell(space, group, requests_are_new)
+        return space
+
+    def log(self, state: Written, group: Group, *, requests_are_new: bool, is_behind: bool) -> tuple[int, int]:
+        """The same, but of the entries only what the feed does not tell; the others are left to be folded later.
+
+        Gives the space's id, and the bytes of the feed's row.
+        """
+        space = self._revive(state.name, state.id, state.dropped, group.now)
+        if group.commits and not is_behind:
+            self.execute("INSERT INTO folds VALUES (?, ?)", (space, state.revision))
+        if group.untold:
+            self.fold(space, {key: group.writes[key] for key in group.untold}, state.large)
+        return space, self._tell(space, group, requests_are_new)
+
+    def fold(self, space: int, entries: Mapping[str, Entry | None], large: set[str] | None = None) -> None:
+        """Write these entries, or remove them. `large` has those of the keys that have a row in `large`; None: any may."""
+        were_large = entries.keys() if large is None else large
+        gone = [(space, key) for key, entry in entries.items() if entry is None]
+        self._each("DELETE FROM entries WHERE space = ? AND key = ?", gone)
+        self._each(_DELETE_LARGE, [(space, key) for space, key in gone if key in were_large])
+        self._put(space, [entry for entry in entries.values() if entry is not None], were_large)
+
+    def folded(self, space: int, upto: int | None) -> None:
+        """Note how far the entries of a space have been folded; None: they are up to date."""
+        if upto is None:
+            self.execute("DELETE FROM folds WHERE space = ?", (space,))
+        else:
+            self.execute("UPDATE folds SET revision = ? WHERE space = ?", (upto, space))
+
+    def _tell(self, space: int, group: Group, requests_are_new: bool) -> int:
+        """The feed's row, with its number of bytes, the requests and the usage."""
+        size = 0
         if group.commits:
-            self._head(space, group.revision, group.now, group.last_id, group.commits)
+            size = self._head(space, group.revision, group.now, group.last_id, group.commits)
             verb = "INSERT" if requests_are_new else "INSERT OR REPLACE"
             asked = [(space, c.actor, c.request_id, c.version) for c in group.asked]
             self._each(f"{verb} INTO requests VALUES (?, ?, ?, ?)", asked)
         if group.usage:
             self._charge(space, group.usage)
-        return space
+        return size
 
     def create(self, name: str, durability: Durability, audit_reads: bool, now: int) -> None:
         row = first_row(self.execute, _SPACE, (name,))
@@ -315,7 +343,7 @@ class Writer:
     def drop(self, space: int) -> None:
         """Empty the space; what stays is its name and a head one revision further."""
         revision, time, last_id = head_of(self.execute, space)
-        for table in ("entries", "large", "requests", "usage"):
+        for table in ("entries", "large", "requests", "usage", "folds"):
             self.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608
         self._clear_feed(space)
         self._head(space, revision + 1, time, last_id, [])
@@ -361,7 +389,7 @@ class Writer:
         self.execute("UPDATE spaces SET floor = max(floor, ?) WHERE id = ?", (floor, space))
         return more
 
-    def _put(self, space: int, entries: list[Entry], were_large: set[str]) -> None:
+    def _put(self, space: int, entries: list[Entry], were_large: Collection[str]) -> None:
         rows: list[tuple[Any, ...]] = []
         for e in entries:
             value: bytes | None = e.value
@@ -391,12 +419,12 @@ class Writer:
         (space,) = first_row(self.execute, sql, (name, durability, audit_reads, now))
         return int(space)
 
-    def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> None:
+    def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> int:
         if revision > REVISION_MAX:
             raise InvalidInput(f"revision {revision} is beyond what a SQLite store can count to ({REVISION_MAX})")
-        self.execute(
-            "INSERT INTO feed VALUES (?, ?, ?, ?)", (feed_id(space, revision), time, last_id, _encode_commits(commits))
-        )
+        row = _encode_commits(commits)
+        self.execute("INSERT INTO feed VALUES (?, ?, ?, ?)", (feed_id(space, revision), time, last_id, row))
+        return len(row)
 
     def _clear_feed(self, space: int) -> None:
         self.execute("DELETE FROM feed WHERE id BETWEEN ? AND ?", (feed_id(space, 0), feed_id(space, REVISION_MAX)))

@@ -94,7 +94,10 @@ def _tell(change: Change, actor: str) -> RecordChange | None:
         return _change("add", change, _name(SETS, change))
     if actor == SYSTEM_ACTOR:
         return None  # the members of a set that has ended, collected in the background; its end was told already
-    member = SETS.split(change.key, 3)[2]
+    parts = SETS.split(change.key, 3)
+    if len(parts) < 3:
+        return None  # no library makes such a key; whoever did must not end the watch of others
+    member = parts[2]
     raw = b"" if member.startswith("#") else member.encode()
     return _change("remove", msgspec.structs.replace(change, value=raw), _name(SETS, change))
 

@@ -6,8 +6,10 @@ bytes but not as keys: their record is the key. The store's own book-keeping, `a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
+
+import msgspec
 
 from holdfast.codec import integer
 from holdfast.engine import ID_DIGITS, Batch, Delete, Entry, Increment, Push, Put, Take, Touch, Usage
@@ -19,16 +21,12 @@ WITHOUT_KEYS: Final = frozenset({"lists", "sets", *UNCOUNTED})
 """Subspaces whose entries are no keys of their own."""
 
 
-class Growth(NamedTuple):
+class Growth(msgspec.Struct, frozen=True):
     """Bytes of the space, and keys by owner, that there are more (or fewer) than before; and the largest value written."""
 
     bytes: int
     keys: dict[str, int]
     value: int = 0
-
-    @property
-    def none(self) -> bool:
-        return self.bytes <= 0 and not any(count > 0 for count in self.keys.values())
 
 
 def totals(usage: Iterable[Usage], owner: str) -> tuple[int, int]:
@@ -87,8 +85,12 @@ class _Image(NamedTuple):
     value: bytes
 
 
-def in_truth(batch: Batch, entries: Mapping[str, Entry | None]) -> Growth:
-    """Given the entries of `keys_named`, as they are before it. Of what a Take moves only the worst is known."""
+def in_truth(batch: Batch, entries: Mapping[str, Entry | None], unsure: Container[str] = ()) -> Growth:
+    """Given the entries of `keys_named`, as they are before it. Of what a Take moves only the worst is known.
+
+    An increment adds to its owner's number; but if that is gone by then, it makes one of the actor's own. Entries that are
+    `unsure` may be gone. For everything else that makes no difference: what is gone was counted, and is credited.
+    """
     before = {key: _Image(entry.owner, entry.value) for key, entry in entries.items() if entry is not None}
     after: dict[str, _Image] = dict(before)
     pushed: list[tuple[str, _Image]] = []
@@ -101,8 +103,10 @@ def in_truth(batch: Batch, entries: Mapping[str, Entry | None]) -> Growth:
         elif isinstance(op, Increment):
             old = after.get(op.key)
             number = 0 if old is None else integer(old.value)
-            value = b"0" * NUMBER_BYTES_MAX if number is None else b"%d" % (number + op.delta)
-            after[op.key] = _Image(batch.actor if old is None else old.owner, value)
+            if op.key in unsure or number is None:
+                after[op.key] = _Image(batch.actor, b"0" * NUMBER_BYTES_MAX)
+            else:
+                after[op.key] = _Image(batch.actor if old is None else old.owner, b"%d" % (number + op.delta))
         elif isinstance(op, Push):
             pushed.append((op.prefix + "0" * ID_DIGITS, _Image(batch.actor, op.value)))
         elif isinstance(op, Take):

@@ -27,6 +27,7 @@ from typing import Final, NoReturn
 from holdfast.clock import Clock
 from holdfast.codec import check_json
 from holdfast.engine import (
+    CONDITIONS_MAX,
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
@@ -35,11 +36,14 @@ from holdfast.engine import (
     Engine,
     Entry,
     Finding,
+    Increment,
     Page,
     Push,
     Put,
     Receipt,
+    Reply,
     SpaceInfo,
+    Submits,
     check_batch,
     check_keys,
     check_scan,
@@ -50,7 +54,7 @@ from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
 from holdfast.middleware.grants import Grant, grant_of
-from holdfast.middleware.quotas import Quotas, Tally, landed
+from holdfast.middleware.quotas import Book, Quotas, Tally, landed
 from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
@@ -106,6 +110,47 @@ class Policy:
             log.exception("a denial could not be told")
 
 
+class Flight:
+    """A commit under way: what it was charged with, and whom to answer when it lands."""
+
+    __slots__ = ("_account", "_amount", "_book", "_quotas", "reply")
+
+    def __init__(self, quotas: Quotas, book: Book, account: Tally, amount: int) -> None:
+        self._quotas = quotas
+        self._book = book
+        self._account = account
+        self._amount = amount
+        self.reply: Reply
+
+    def done(self) -> bool:
+        return self.reply.done()
+
+    def cancelled(self) -> bool:
+        return self.reply.cancelled()
+
+    def set_result(self, receipt: Receipt) -> None:
+        self.land()
+        self.reply.set_result(receipt)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.fail(error)
+        self.reply.set_exception(error)
+
+    def fail(self, error: BaseException) -> None:
+        self._quotas.failed(error, [(self._book, self._amount), (self._account, 1)])
+        self.land()
+
+    def land(self) -> None:
+        book, account = self._book, self._account
+        book.pending -= self._amount
+        book.flying -= 1
+        account.pending -= 1
+        account.flying -= 1
+        if book.drained is not None or account.drained is not None:
+            landed(book)
+            landed(account)
+
+
 class PolicedEngine:
     """An engine as one identity may use it. Closing it leaves the engine within open."""
 
@@ -115,6 +160,7 @@ class PolicedEngine:
         self._inner = policy.engine
         self._clock = policy.clock
         self._books = policy.quotas.books
+        self._quick = policy.engine if isinstance(policy.engine, Submits) else None
         self._agent = identity.agent
         self._home = identity.space
         self._admin = identity.role == "admin"
@@ -139,73 +185,87 @@ class PolicedEngine:
     # --- the operations ---
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
+        flight = self._take_off(space, batch)
+        if flight is None:
+            return await self._commit(space, batch)
+        try:
+            receipt = await self._inner.commit(space, batch)
+        except BaseException as exc:
+            flight.fail(exc)
+            raise
+        flight.land()
+        return receipt
+
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+        """`commit` without a coroutine (`engine.Submits`), for what is sent most."""
+        quick = self._quick
+        if quick is None or (flight := self._take_off(space, batch)) is None:
+            return False
+        flight.reply = reply
+        try:
+            quick.submit(space, batch, flight)
+        except BaseException as exc:
+            flight.fail(exc)
+            raise
+        return True
+
+    def _take_off(self, space: str, batch: Batch) -> Flight | None:
+        """One Put of a record, what is sent most: the same checks as for any batch, without looking anything up.
+
+        None when it is something else, or needs a closer look; then nothing was charged.
+        """
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
         operations = batch.operations
         if (
-            len(operations) == 1
-            and self._sets
-            and type(op := operations[0]) is Put
-            and not batch.conditions
-            and op.owner is None
-            and type(key := op.key) is str
-            and key[:8] == "records/"
-            and type(op.value) is bytes
-            and batch.actor == self._agent
-            and space == self._home
+            len(operations) != 1
+            or not self._sets
+            or type(op := operations[0]) is not Put
+            or batch.conditions
+            or op.owner is not None
+            or type(key := op.key) is not str
+            or key[:8] != "records/"
+            or not key.isascii()
+            or type(op.value) is not bytes
+            or batch.actor != self._agent
+            or space != self._home
         ):
-            # One Put of a record, what is sent most: the same checks as below, without looking anything up.
-            if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-                self._refuse_rate(1, wait_ms, space, "Set", key)
-            check_json(op.value)
-            size = len(op.value)
-            book = self._books.get(space)
-            amount = size + len(key)
-            if (
-                book is not None
-                and (account := book.accounts.get(self._agent)) is not None
-                and size <= self._value_max
-                and book.gate is None
-                and account.gate is None
-                and book.base + book.begun + amount <= self._bytes_max
-                and account.base + account.begun < self._keys_max
-                and key.isascii()
-            ):
-                book.begun += amount
-                book.pending += amount
-                book.flying += 1
-                account.begun += 1
-                account.pending += 1
-                account.flying += 1
-                try:
-                    return await self._inner.commit(space, batch)
-                except BaseException as exc:
-                    parts: list[tuple[Tally, int]] = [(book, amount), (account, 1)]
-                    self._policy.quotas.failed(exc, parts)
-                    raise
-                finally:
-                    book.pending -= amount
-                    book.flying -= 1
-                    account.pending -= 1
-                    account.flying -= 1
-                    if book.drained is not None or account.drained is not None:
-                        landed(book)
-                        landed(account)
-            return await self._within_quota(space, batch, ())
-        return await self._commit(space, batch)
+            return None
+        size = len(op.value)
+        book = self._books.get(space)
+        amount = size + len(key)
+        if (
+            book is None
+            or (account := book.accounts.get(self._agent)) is None
+            or size > self._value_max
+            or book.gate is not None
+            or account.gate is not None
+            or book.base + book.begun + amount > self._bytes_max
+            or account.base + account.begun >= self._keys_max
+        ):
+            return None
+        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
+            self._refuse_rate(1, wait_ms, space, "Set", key)
+        check_json(op.value)
+        book.begun += amount
+        book.pending += amount
+        book.flying += 1
+        account.begun += 1
+        account.pending += 1
+        account.flying += 1
+        return Flight(self._policy.quotas, book, account, amount)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""
         if space != self._home and self._home != EVERY_SPACE:
             self._enter(space, _verb_of(batch), _key_of(batch))
         if self._admin:
-            check_batch(batch)
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
             self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
         try:
             conditions = self._check(space, batch)
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, ValueError):
             check_batch(batch)  # something in it is no operation, or no key: that is InvalidInput, in words
             raise
         if self._bucket is not None:
@@ -235,6 +295,11 @@ class PolicedEngine:
         sent = batch
         if conditions:
             together = batch.conditions + conditions
+            if len(together) > CONDITIONS_MAX:
+                raise InvalidInput(
+                    f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}, and "
+                    f"{len(conditions)} more that ownership adds"
+                )
             sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
@@ -248,13 +313,44 @@ class PolicedEngine:
             denied = AccessDenied(_why_not_ours(conflict, key))
             self._tell(denied, space, _verb_of(batch), key)
             raise denied from conflict
+        except InvalidInput:
+            if all(territory_of(op.key).read in self._verbs for op in batch.operations if isinstance(op, Increment)):
+                raise
+            # Its words show what is there, to one who may not read it.
+            raise InvalidInput(
+                "what is to be incremented is no 64-bit integer, or would be none; or the batch is wrong"
+            ) from None
+
+    def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
+        """`get` without a coroutine (`engine.Submits`), for one record."""
+        if self._rules is not self._policy.rules:
+            self._apply(self._policy.rules)
+        if self._quick is None or not self._is_one_record(space, keys):
+            return None
+        found = self._quick.read(space, keys)
+        if found is not None:
+            self._charge_read(space, keys[0])
+        return found
+
+    def _is_one_record(self, space: str, keys: list[str]) -> bool:
+        """What is read most, and may be: the same checks as for any read, without looking anything up."""
+        return (
+            len(keys) == 1
+            and self._gets
+            and type(key := keys[0]) is str
+            and key[:8] == "records/"
+            and space == self._home
+        )
+
+    def _charge_read(self, space: str, key: str) -> None:
+        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
+            self._refuse_rate(1, wait_ms, space, "Get", key)
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
-        if len(keys) == 1 and self._gets and keys[0][:8] == "records/" and space == self._home:
-            if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-                self._refuse_rate(1, wait_ms, space, "Get", keys[0])
+        if self._is_one_record(space, keys):
+            self._charge_read(space, keys[0])
             return await self._inner.get(space, keys)
         check_keys(keys)
         self._enter(space, "Get", keys[0] if keys else "")
@@ -399,13 +495,19 @@ class PolicedEngine:
 
 def _verb_of(batch: Batch) -> str:
     """What a batch is, in one word, for those who are told that it was refused."""
-    if len(batch.operations) > 1:
-        return "Transaction"
-    return next((verb for verb, _ in reversed(demands(batch))), "Set")
+    return "Transaction" if len(batch.operations) > 1 else _last(batch)[0]
 
 
 def _key_of(batch: Batch) -> str:
-    return next((key for _, key in reversed(demands(batch))), "")
+    return _last(batch)[1]
+
+
+def _last(batch: Batch) -> tuple[str, str]:
+    """The last verb that the batch needs, and its key."""
+    try:
+        return (demands(batch) or [("Set", "")])[-1]
+    except (AttributeError, TypeError):
+        return "Set", ""  # it is no batch, and was refused before that was found out
 
 
 def _why_not_ours(conflict: Conflict, key: str) -> str:

@@ -7,8 +7,9 @@ goes: no read, no waiting. Only one that does not takes the long way:
  1. Read the usage again. What was in flight when the reading began is added to it, since it may or may not be in it.
  2. Read the entries that the batch replaces: that tells what it adds in truth. If it does not fit although nobody else were
     there, it is refused. Who is over a quota and tries again and again therefore delays nobody.
- 3. Otherwise it goes alone: the agent's other batches wait (where it is about keys, which only the agent itself adds to), or
-    all of the space (where it is about bytes), until those in flight have landed. Then steps 1 and 2 again, and the commit.
+ 3. Otherwise it goes alone among its agent's batches, which is enough where it is about keys: nobody else adds to those. If it
+    is about bytes, it goes alone in the space. What is in flight lands first, the others wait. Then steps 1 and 2 again, and
+    the commit.
 
 Expired entries count until they are swept, so what is due is swept before anybody is refused. A batch that adds nothing
 in sum always passes, over the quota or not: it is how one gets below it again. A request that was answered before gets its
@@ -25,10 +26,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Literal
 
 from holdfast.clock import Clock
-from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt
+from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt, check_batch
 from holdfast.errors import Conflict, Error, InvalidInput, OutcomeUnknown, QuotaExceeded
 from holdfast.middleware.growth import Growth, at_worst, in_truth, keys_named, totals
 from holdfast.middleware.rules import Quota
@@ -43,6 +44,9 @@ DOUBT_MS: Final = 60_000
 """How long a commit may still happen after nobody waits for it any more."""
 NEVER: Final = "system/never"
 """A key that is never written."""
+
+
+MayGo = Literal["nothing", "what expires", "anything"]
 
 
 class Tally:
@@ -67,7 +71,7 @@ class Tally:
 
     @property
     def idle(self) -> bool:
-        return not self.flying and not self.users and not self.doubtful
+        return not (self.flying or self.users or self.doubtful or self.gate)
 
 
 class Book(Tally):
@@ -122,8 +126,12 @@ class Quotas:
 
     async def commit(self, space: str, batch: Batch, quota: Quota | None) -> Receipt:
         """Commit the batch if it fits; without a quota it fits, and is noted for those who have one."""
-        growth = at_worst(batch)
-        if not growth.bytes and not growth.keys:
+        try:
+            growth = at_worst(batch)
+        except (AttributeError, TypeError, ValueError):
+            check_batch(batch)  # something in it is no operation, no key or no value: InvalidInput, in words
+            raise
+        if not batch.operations:
             return await self._engine.commit(space, batch)
         if quota is not None and growth.value > quota.max_value_size:
             raise QuotaExceeded(
@@ -131,12 +139,12 @@ class Quotas:
                 "nothing was written. Keep large data as a blob, or ask for more"
             )
         while True:
-            book = self.book(space)
+            book = self.books.get(space) or self.book(space)
             accounts = [(book.account(owner), count) for owner, count in growth.keys.items()]
             if (closed := _closed(book, accounts)) is None:
                 break
             await closed.wait()
-        if quota is None or _fits(book, accounts, growth, quota):
+        if quota is None or not (growth.bytes or accounts) or _fits(book, accounts, growth, quota):
             return await self._fly(space, batch, growth, book, accounts)
         tallies = (book, *(account for account, _ in accounts))
         for tally in tallies:
@@ -164,7 +172,8 @@ class Quotas:
             for tally, amount in parts:
                 tally.pending -= amount
                 tally.flying -= 1
-                landed(tally)
+                if tally.drained is not None:
+                    landed(tally)
 
     def failed(self, exc: BaseException, parts: list[tuple[Tally, int]]) -> None:
         """Something that was in flight came to nothing, or to nobody knows what."""
@@ -188,16 +197,23 @@ class Quotas:
         used = await self._read(space, batch.actor, book)
         if _closed(book, accounts) is None and _fits(book, accounts, growth, quota):
             return await self._fly(space, batch, growth, book, accounts)
-        if (excess := await self._excess(space, batch, used, quota)) is not None:
+        if (excess := await self._excess(space, batch, used, quota, "nothing")) is not None:
             return await self._refuse(space, batch, excess)
-        for about_bytes in (book.base + book.begun + growth.bytes > quota.max_total_size, True):
-            async with _alone(book if about_bytes else book.account(batch.actor)):
+        account = book.account(batch.actor)
+        async with _alone(account):
+            # What others delete meanwhile matters to increments only. Where that could be too much, they wait as well.
+            used = await self._read(space, batch.actor, book)
+            if (
+                await self._excess(space, batch, used, quota, "anything") is None
+                and book.gate is None
+                and book.base + book.begun + growth.bytes <= quota.max_total_size
+            ):
+                return await self._fly(space, batch, growth, book, accounts)
+            async with _alone(book):
                 used = await self._read(space, batch.actor, book)
-                if (excess := await self._excess(space, batch, used, quota)) is not None:
+                if (excess := await self._excess(space, batch, used, quota, "what expires")) is not None:
                     return await self._refuse(space, batch, excess)
-                if about_bytes or (book.gate is None and book.base + book.begun + growth.bytes <= quota.max_total_size):
-                    return await self._fly(space, batch, growth, book, accounts)
-        raise AssertionError("the second turn is alone in the space")
+                return await self._fly(space, batch, growth, book, accounts)
 
     async def _read(self, space: str, agent: str, book: Book) -> tuple[int, int]:
         """Read the usage: it is the base from now on. What is in flight meanwhile may or may not be in it."""
@@ -211,23 +227,32 @@ class Quotas:
         for _ in range(SWEEPS_MAX):
             if not found or found[0].next_expiry is None or found[0].next_expiry > self._clock.now_ms():
                 break
+            before = found[0].revision
             await self._engine.commit(space, Batch(SYSTEM_ACTOR))
             found = await self._engine.spaces(space)
+            if found and found[0].revision == before:
+                break  # by the store's own clock it is not due yet
         size, keys = totals(found[0].usage if found else (), agent)
         used = (size + doubtful[0], keys + doubtful[1])
         for tally, amount, since in zip(tallies, used, marks, strict=True):
             tally.base = amount + since
         return used
 
-    async def _excess(self, space: str, batch: Batch, used: tuple[int, int], quota: Quota) -> str | None:
+    async def _excess(self, space: str, batch: Batch, used: tuple[int, int], quota: Quota, may_go: MayGo) -> str | None:
         """What the batch would exceed although nobody else were writing; None when it would fit.
 
         What is used was read before the entries are: what others take from the agent in between is counted, not missed.
+        `may_go` says which of those entries may be gone when the batch is committed.
         """
         size, keys = used
         named = keys_named(batch)
         entries = dict(zip(named, await self._engine.get(space, named), strict=True)) if named else {}
-        growth = in_truth(batch, entries)
+        unsure = {
+            key
+            for key, entry in entries.items()
+            if may_go == "anything" or (may_go == "what expires" and entry is not None and entry.expires_at is not None)
+        }
+        growth = in_truth(batch, entries, unsure)
         more_keys = growth.keys.get(batch.actor, 0)
         if more_keys > 0 and keys + more_keys > quota.max_keys_per_agent:
             return (

@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from holdfast.engine import Batch, Engine, Page, cursor_at
+from holdfast.engine import Batch, Engine, Page, Receipt, Submits, cursor_at
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.identity import Identity
 from holdfast.ids import is_generated
@@ -36,8 +36,11 @@ from holdfast.wire import (
     Cancel,
     Changes,
     Commit,
+    Committed,
     Done,
+    Entries,
     Frames,
+    Get,
     Goodbye,
     Grant,
     Hello,
@@ -164,6 +167,36 @@ class _WatchState:
         self.task: asyncio.Task[None] | None = None
 
 
+class _Answer:
+    """Whom to answer when a commit is done (`engine.Reply`)."""
+
+    __slots__ = ("_began", "_connection", "_id")
+
+    def __init__(self, connection: Connection, id: int, began: float) -> None:
+        self._connection = connection
+        self._id = id
+        self._began = began
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, receipt: Receipt) -> None:
+        connection = self._connection
+        connection.send(Committed(self._id, receipt))
+        connection._observed("commit", "ok", self._began)
+
+    def set_exception(self, error: BaseException) -> None:
+        connection = self._connection
+        if not isinstance(error, Error):
+            log.error("commit failed unexpectedly", exc_info=error)
+            error = _unexpected("commit", error)
+        connection.send(failed(self._id, error))
+        connection._observed("commit", error.code, self._began)
+
+
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
@@ -177,6 +210,7 @@ class Connection(asyncio.Protocol):
         self._held = 0
         """Why nothing more is read, besides a full pipe: a welcome, or a watch that does not know where it stands."""
         self._engine: Engine
+        self._at_once: Submits | None = None
         self._client: tuple[str, str] | None = None
         self._heard_at = self._loop.time()
         self._closed = False
@@ -354,7 +388,8 @@ class Connection(asyncio.Protocol):
     def _welcome(self, identity: Identity) -> None:
         limits = self._port.limits
         self.identity = identity
-        self._engine = self._port.keeper.engine_for(identity)
+        self._engine = engine = self._port.keeper.engine_for(identity)
+        self._at_once = engine if isinstance(engine, Submits) else None
         self._frames.frame_bytes_max = limits.frame_bytes
         self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
 
@@ -379,7 +414,33 @@ class Connection(asyncio.Protocol):
             batch = Batch(batch.actor, batch.operations, batch.conditions, batch.request_id)
             message = Commit(message.id, message.space, batch)
         self.in_flight += 1
-        self._spawn(self._run(message, self._loop.time()))
+        if self._at_once is None or not self._started_at_once(self._at_once, message):
+            self._spawn(self._run(message, self._loop.time()))
+
+    def _started_at_once(self, engine: Submits, message: Any) -> bool:
+        """Without a task, where the engine can: most commits and gets."""
+        if self._port.closing is not None or self._port.span is not None:
+            return False
+        began = self._loop.time()
+        try:
+            if type(message) is Commit:
+                return engine.submit(message.space, message.batch, _Answer(self, message.id, began))
+            if type(message) is Get:
+                entries = engine.read(message.space, message.keys)
+                if entries is None:
+                    return False
+                self._answer(message.id, Entries(message.id, entries))
+                self._observed("get", "ok", began)
+                return True
+        except Error as exc:
+            self.send(failed(message.id, exc))
+            self._observed(WORK[type(message)][0], exc.code, began)
+            return True
+        return False
+
+    def _observed(self, op: str, outcome: str, began: float) -> None:
+        self._port.observe(op, outcome, self._loop.time() - began)
+        self._finished()
 
     def _is_fresh(self, batch: Batch) -> bool:
         """Whether what `fresh` promises can be believed. Another keeper of this store may have answered it already: a late
@@ -411,8 +472,7 @@ class Connection(asyncio.Protocol):
             log.exception("%s failed unexpectedly", op)
             self.send(failed(message.id, _unexpected(op, exc)))
         finally:
-            self._port.observe(op, outcome, self._loop.time() - began)
-            self._finished()
+            self._observed(op, outcome, began)
 
     def _answer(self, id: int, message: Message) -> None:
         data = frame(message)
@@ -505,7 +565,7 @@ class Connection(asyncio.Protocol):
         self.watches.clear()
 
 
-def _unexpected(op: str, exc: Exception) -> Error:
+def _unexpected(op: str, exc: BaseException) -> Error:
     """What a client hears of a fault of ours: nothing of the inside; a commit may have happened."""
     text = f"the keeper failed inside ({type(exc).__name__}); its log says more"
     return OutcomeUnknown(text) if op in CHANGING else Unavailable(text)

@@ -191,7 +191,10 @@ class Reading:
             if field.required and field.name not in values:
                 whole = False
                 self.wrong(node, path, f"{field.encode_name} is missing")
-        return kind(**values) if whole else MISSING
+        try:
+            return kind(**values) if whole else MISSING
+        except InvalidInput as exc:  # a struct may have a word of its own about its values
+            return self.wrong(node, path, str(exc))
 
     def wrong(self, node: yaml.Node, path: str, message: str) -> Missing:
         """Note a mistake."""

@@ -39,6 +39,7 @@ class Service:
             loop.add_signal_handler(each, stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         with self._logs:
+            logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
             began = loop.time()
             await self.keeper.start()
             try:

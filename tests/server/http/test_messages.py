@@ -114,7 +114,12 @@ async def test_a_name_given_twice_in_two_spellings_is_refused(market: httpx.Asyn
 
 
 async def test_an_unknown_operation_and_an_unknown_field_are_refused(market: httpx.AsyncClient) -> None:
-    for response in (await send(market, "Destroy", key="a"), await send(market, "Get", key="a", colour="red")):
+    for response in (
+        await send(market, "Destroy", key="a"),
+        await send(market, "Get", key="a", colour="red"),
+        await send(market, "Lock", key="a", wait={}),
+        await send(market, "Lock", key="a", timeout={"fortnights": 1}),
+    ):
         assert (response.status_code, response.json()["payload"]["error"]) == (400, "invalid_request")
 
 

@@ -12,7 +12,7 @@ from holdfast import ManualClock
 BASE = "/v1/spaces/contoso"
 
 
-@pytest.mark.parametrize("key", ["cash", "a/b/c", "ä ö", "50%/x?y#z", "a//b", "a:b", "null"])
+@pytest.mark.parametrize("key", ["cash", "a/b/c", "ä ö", "50%/x?y#z", "a//b", "line\nbreak\n", "a:b", "null"])
 async def test_a_record_has_the_value_that_was_put_there(market: httpx.AsyncClient, key: str) -> None:
     url = f"{BASE}/records/{quote(key, safe='')}"
     value = {"n": 1, "text": "é", "list": [1.5, None, True]}

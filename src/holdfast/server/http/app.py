@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
 from holdfast.identity import Identity
-from holdfast.ids import new_id
 from holdfast.server.http.endpoint import Answer, Call, Endpoint
 from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
@@ -42,18 +41,15 @@ from holdfast.server.http.reading import (
     read_struct,
 )
 from holdfast.server.http.table import ENDPOINTS
+from holdfast.server.http.tracing import bound_to, current
 from holdfast.server.served import Served
 
 NOBODY: Final = Identity("nobody", "agent", "")
 REFUSED: Final = "a valid token is needed: Authorization: Bearer hf_…"
 """The one answer to a token that is missing, malformed, unknown, ended or revoked."""
-_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
-_TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SECURITY: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 log = logging.getLogger("holdfast.http")
-current: ContextVar[dict[str, str]] = ContextVar("holdfast.http", default={})  # noqa: B039 - it is replaced, never changed
-"""What the logs of a request are bound to: request_id, and correlation_id or traceparent where the client sent one."""
 
 
 def make_app(
@@ -72,7 +68,7 @@ def make_app(
     for each in ENDPOINTS:
         by_path.setdefault(each.path, {})[each.method] = each
     routes = [Route(_pattern(path), Resource(port, methods)) for path, methods in by_path.items()]
-    nowhere = Route("/{path:path}", Resource(port, {}))
+    nowhere = Route("/{path:rest}", Resource(port, {}))
     app = Starlette(routes=[*routes, nowhere], middleware=[Middleware(Front, port=port)])
     app.state.port = port
     return app
@@ -80,7 +76,22 @@ def make_app(
 
 def _pattern(path: str) -> str:
     """Names may hold slashes, and stand at the end."""
-    return re.sub(r"\{(key|name)\}$", r"{\1:path}", path)
+    return re.sub(r"\{(key|name)\}$", r"{\1:rest}", path)
+
+
+class _Rest(Convertor[str]):
+    """The rest of a path, whatever it is: Starlette's own stops at a line's end."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("rest", _Rest())
 
 
 class Front:
@@ -94,7 +105,7 @@ class Front:
         if scope["type"] != "http":
             return
         headers, port, clock = Headers(scope=scope), self._port, self._port.keeper.clock
-        bound = _bound(headers)
+        bound = bound_to(headers)
         token, began_at = current.set(bound), clock.now_ms()
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
@@ -110,12 +121,9 @@ class Front:
 
         port.running += 1
         try:
-            if port.running > port.limits.requests_max:
-                await _failed(Unavailable("the server is busy; nothing was done"))(scope, receive, answer)
-            else:
-                await self._app(scope, receive, answer)
+            await self._app(scope, receive, answer)
         except Exception as exc:
-            log.exception("%s %s failed", scope["method"], scope["path"], extra=bound)
+            log.exception("%s %s failed", scope["method"], scope["path"], extra=dict(current.get()))
             if status:
                 raise
             await _failed(exc)(scope, receive, answer)
@@ -127,18 +135,9 @@ class Front:
                 scope["method"],
                 scope["path"],
                 status,
-                extra={**bound, "status": status, "took_ms": took_ms},
+                extra={**current.get(), "status": status, "took_ms": took_ms},
             )
             current.reset(token)
-
-
-def _bound(headers: Headers) -> dict[str, str]:
-    asked = headers.get("x-request-id", "")
-    bound = {"request_id": asked if _REQUEST_ID.fullmatch(asked) else new_id()}
-    trace = headers.get("traceparent", "")
-    if _TRACE.fullmatch(trace):
-        bound["traceparent"] = trace
-    return bound
 
 
 class Resource:
@@ -155,7 +154,7 @@ class Resource:
             response = await self._answer(request)
         except Error as error:
             if status_of(error) >= Error.http_status:
-                log.warning("%s %s: %s", request.method, scope["path"], error, extra=current.get())
+                log.warning("%s %s: %s", request.method, scope["path"], error, extra=dict(current.get()))
             response = _failed(error)
         await response(scope, receive, send)
 
@@ -169,6 +168,8 @@ class Resource:
             raise MethodNotAllowed(f"{request.method} is not possible here", [*self._methods])
         if self._port.stopping.is_set() and not called.is_open:
             raise Unavailable("the server is stopping; repeat the request when it is back")
+        if self._port.running > self._port.limits.requests_max and not called.is_open:
+            raise Unavailable("the server is busy; nothing was done")
         values = await self._values(called, request)
         answer = await called.run(Call(self._port, identity), **values)
         if isinstance(answer, Response):
@@ -178,7 +179,7 @@ class Resource:
         return _json(answer.body, answer.status, answer.headers)
 
     def _open_to(self, request: Request) -> bool:
-        return self._is_open or (self._port.metrics_open and request.url.path == "/metrics")
+        return self._is_open or (self._port.metrics_open and request.scope["path"] == "/metrics")
 
     def _authenticate(self, request: Request) -> Identity:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from holdfast.engine import resume_revision
 from holdfast.errors import AuthenticationFailed, Compacted, Error, RateLimitExceeded, Unavailable
 from holdfast.layers.watching import RecordChanges
 from holdfast.server.http.endpoint import Call, endpoint
@@ -30,8 +31,8 @@ from holdfast.server.http.limits import PAGE_BYTES_MAX
 from holdfast.server.http.shapes import InSpace, PageSize, Prefix, Wire
 from holdfast.space import Space
 
-EVENTS = "text/event-stream"
-JSON = "application/json"
+EVENTS: Final = "text/event-stream"
+JSON: Final = "application/json"
 Cursor = Annotated[
     str, Meta(pattern="^r[0-9]{1,18}$", description="Go on behind this commit; without one, from now on.")
 ]
@@ -97,20 +98,15 @@ async def read_feed(call: Call, path: InSpace, query: FeedQuery, headers: FeedHe
             f"this token has {call.port.limits.feeds_per_token_max} feeds open; close one", retry_after=5
         )
     start = cursor or await space.cursor()
-    first = _watching(space, query.prefix, start)
-    if cursor is not None:
-        await _check(space, start)
-    return _Stream(call, first, start, token)  # type: ignore[return-value]
+    await _check(call, space, start)
+    return _Stream(call, space.watch(query.prefix, cursor=start), start, token)  # type: ignore[return-value]
 
 
-async def _check(space: Space, cursor: str) -> None:
+async def _check(call: Call, space: Space, cursor: str) -> None:
     """Compacted now, as a status, rather than as the first event."""
-    async for _ in space.watch("\uffff", cursor=cursor, live=False):
-        return
-
-
-def _watching(space: Space, prefix: str, cursor: str) -> AsyncIterator[RecordChanges]:
-    return space.watch(prefix, cursor=cursor)
+    found = await call.port.keeper.engine_for(call.identity).spaces(space.name)
+    floor, revision = (found[0].feed_floor, found[0].revision) if found else (0, 0)
+    resume_revision(cursor, floor, revision)
 
 
 async def _page(space: Space, query: FeedQuery, cursor: str | None) -> FeedPage:
@@ -150,7 +146,6 @@ class _Stream(Response):
         self._token = token
         self.background = None
         self.status_code = 200
-        self.body = b""
         self.init_headers({"Content-Type": f"{EVENTS}; charset=utf-8", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from holdfast.errors import NotFound, Unavailable
 from holdfast.server.http.endpoint import Call, endpoint
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Status(msgspec.Struct, frozen=True):

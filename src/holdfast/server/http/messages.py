@@ -30,6 +30,7 @@ from holdfast.server.http.limits import REQUEST_ID_CHARS_MAX
 from holdfast.server.http.locks import LockName, Zero, acquire, held
 from holdfast.server.http.reading import read_as
 from holdfast.server.http.shapes import DurationText, GuardText, Int64, Key, Lifetime, RequestId, SpaceName, Wire, plain
+from holdfast.server.http.tracing import bind
 from holdfast.space import Space
 
 KEEPER: Final = "state-keeper"
@@ -222,12 +223,9 @@ def canonical(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(field: str, parts: dict[str, Any]) -> float:
-    ms = 0.0
-    for unit, number in parts.items():
-        if _folded(unit) not in UNITS_MS or type(number) not in (int, float):
-            raise InvalidInput(f"{field}: write seconds, '5s', or an object of numbers by {', '.join(UNITS_MS)}")
-        ms += number * UNITS_MS[_folded(unit)]
-    return ms / 1000
+    if not parts or any(_folded(unit) not in UNITS_MS or type(parts[unit]) not in (int, float) for unit in parts):
+        raise InvalidInput(f"{field}: write seconds, '5s', or an object of numbers by {', '.join(UNITS_MS)}")
+    return sum(float(number) * UNITS_MS[_folded(unit)] for unit, number in parts.items()) / 1000
 
 
 # --- doing it ---
@@ -244,6 +242,7 @@ async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer
     """One request of document D's message protocol; a refusal is a reply as well, with {error, message} as its payload."""
     envelope = read_as(body, Envelope, "the message")
     check_label(envelope.id, "the id of a message", REQUEST_ID_CHARS_MAX)
+    bind(message_id=envelope.id, correlation_id=(envelope.correlation_id or envelope.id)[:REQUEST_ID_CHARS_MAX])
     try:
         payload: Any = read_as(canonical(envelope.payload), Payload, "payload")  # type: ignore[arg-type]
         named = headers.space or payload.space or envelope.recipient.partition("/")[2] or None

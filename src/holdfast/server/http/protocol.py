@@ -11,7 +11,7 @@ Between two requests uvicorn's own limit holds. Refusals at this level have the 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import h11
 import msgspec
@@ -21,7 +21,7 @@ from holdfast.errors import Error, InvalidInput, Unavailable
 from holdfast.server.http.failures import BodyTooSlow, failure_of, status_of
 from holdfast.server.http.limits import Limits
 
-GRACE_S = 1.0
+GRACE_S: Final = 1.0
 """What a body's reader has to answer by itself before the connection is closed."""
 
 

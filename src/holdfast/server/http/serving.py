@@ -52,6 +52,26 @@ class _Uvicorn(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.leave.wait(), 1)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more, let everybody finish; whoever has not after the time there is, is cancelled."""
+        state = self.server_state
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._until_idle()
+        except TimeoutError:
+            for task in list(state.tasks):
+                task.cancel()
+
+    async def _until_idle(self) -> None:
+        while True:
+            if not self.server_state.connections and not self.server_state.tasks:
+                return
+            await asyncio.sleep(TICK_S)
+
 
 class HttpServer:
     """A port that is open. Made by `serve_http`."""
@@ -110,7 +130,6 @@ async def serve_http(
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -1,0 +1,108 @@
+"""The short way of a server, without a coroutine, obeys the same rules and keeps the same books."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.engine import Absent, Batch, Put, Receipt
+from holdfast.engines.resident import ResidentEngine
+from holdfast.errors import InvalidInput, RateLimitExceeded
+from holdfast.identity import Identity
+from holdfast.middleware.policy import PolicedEngine, Policy
+from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
+
+SPACE = "contoso"
+MARKET = Identity("market", "agent", SPACE)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[ResidentEngine]:
+    opened = await ResidentEngine.open(tmp_path / "k.db", clock=ManualClock())
+    yield opened
+    await opened.close()
+
+
+def policed(engine: ResidentEngine, **rules: object) -> tuple[Policy, PolicedEngine]:
+    settings = {"rate_limits": (), "quotas": (), **rules}
+    policy = Policy(engine, ManualClock(), Rules(**settings))  # type: ignore[arg-type]
+    return policy, policy.engine_for(MARKET)
+
+
+def put(key: str, value: bytes = b"1", **changes: object) -> Batch:
+    return Batch("market", (Put(f"records/{key}", value),), **changes)  # type: ignore[arg-type]
+
+
+def submit(engine: PolicedEngine, batch: Batch) -> asyncio.Future[Receipt] | None:
+    reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+    return reply if engine.submit(SPACE, batch, reply) else None
+
+
+async def test_a_put_of_a_record_goes_the_short_way_and_anything_else_does_not(engine: ResidentEngine) -> None:
+    _, market = policed(engine)
+    assert submit(market, put("a")) is None, "nobody has read the usage of this space yet"
+    await market.commit(SPACE, put("a"))
+    reply = submit(market, put("a", b"2"))
+    assert reply is not None
+    assert (await reply).version == 2
+    assert submit(market, put("a", conditions=(Absent("records/a"),))) is None
+    assert submit(market, Batch("market", (Put("locks/lock/l/1", b"1"),))) is None
+    assert submit(market, Batch("risk", (Put("records/a", b"1"),))) is None
+    assert market.read(SPACE, ["locks/lock/l/1"]) is None
+    assert market.read("fabrikam", ["records/a"]) is None
+    [entry] = market.read(SPACE, ["records/a"]) or [None]
+    assert entry is not None
+    assert entry.value == b"2"
+
+
+async def test_who_may_not_set_or_get_has_no_short_way(engine: ResidentEngine) -> None:
+    await engine.commit(SPACE, put("a"))
+    _, market = policed(engine, access_control=(AccessRule("*", allow=("Watch",)),))
+    assert submit(market, put("a")) is None
+    assert market.read(SPACE, ["records/a"]) is None
+
+
+async def test_the_rate_is_charged_on_the_short_way(engine: ResidentEngine) -> None:
+    _, market = policed(engine, rate_limits=(RateLimit("*", 1, 4),))
+    await market.commit(SPACE, put("a"))
+    assert submit(market, put("a")) is not None
+    assert market.read(SPACE, ["records/a"]) is not None
+    assert submit(market, put("a")) is not None
+    with pytest.raises(RateLimitExceeded):
+        submit(market, put("a"))
+    with pytest.raises(RateLimitExceeded):
+        market.read(SPACE, ["records/a"])
+
+
+async def test_what_is_in_flight_counts_for_the_quota(engine: ResidentEngine) -> None:
+    _, market = policed(engine, quotas=(Quota("*", max_keys_per_agent=5),))
+    await market.commit(SPACE, put("a"))
+    replies = [submit(market, put(f"k{n}")) for n in range(10)]
+    taken = [reply for reply in replies if reply is not None]
+    await asyncio.gather(*taken)
+    assert len(taken) == 4
+    [info] = await engine.spaces(SPACE)
+    assert sum(each.keys for each in info.usage if each.owner == "market") == 5
+
+
+async def test_what_the_engine_refuses_at_once_is_taken_off_the_books(engine: ResidentEngine) -> None:
+    policy, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    book = policy.quotas.books[SPACE]
+    before = (book.begun, book.pending, book.flying)
+    with pytest.raises(InvalidInput):
+        submit(market, put("a", request_id="x" * 500))
+    assert (book.begun, book.pending, book.flying) == before
+
+
+async def test_everything_has_landed_when_all_is_answered(engine: ResidentEngine) -> None:
+    policy, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    await asyncio.gather(*(reply for n in range(50) if (reply := submit(market, put(f"k{n}"))) is not None))
+    book = policy.quotas.books[SPACE]
+    assert (book.pending, book.flying) == (0, 0)
+    assert (book.accounts["market"].pending, book.accounts["market"].flying) == (0, 0)
