@@ -120,6 +120,7 @@ class Turns:
         self._first: asyncio.Task[Any] | None = None
         self._alone: asyncio.Task[Any] | None = None
         self._stepped_back_at = 0.0
+        self._closed = False
 
     async def commit(self, item: Waiting) -> Receipt:
         """Queue a batch that `check_batch` has accepted, or commit it at once, and wait for what becomes of it."""

@@ -14,6 +14,7 @@ settled (see `holdfast.wire`). A token that ends or is revoked closes its connec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Coroutine
@@ -23,10 +24,11 @@ from typing import Any, Final, cast
 import msgspec
 
 from holdfast.engine import Batch, Engine, Page, Receipt, Submits, cursor_at
-from holdfast.errors import AuthenticationFailed, Error, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
 from holdfast.identity import Identity
+from holdfast.ids import is_generated
 from holdfast.middleware.telemetry import Observe, Span
-from holdfast.server.requests import CHANGING, WORK
+from holdfast.server.requests import WORK, id_in, unexpected
 from holdfast.server.served import Served
 from holdfast.wire import (
     HELLO_BYTES_MAX,
@@ -58,6 +60,8 @@ HELLO_S: Final = 10.0
 """How long a connection may take to say who it is."""
 CHECK_S: Final = 1.0
 """How often a connection's token and its silence are looked at."""
+LINGER_S: Final = 1.0
+"""How long a keeper that stops lets clients take their last answers."""
 CLIENT_ID_MAX: Final = 64
 
 log = logging.getLogger("holdfast.server")
@@ -91,6 +95,7 @@ class BinaryPort:
         self.closing: str | None = None
         self._servers: list[asyncio.Server] = []
         self._check: asyncio.TimerHandle | None = None
+        self._last_gone: asyncio.Event | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Take connections at an address; gives the port, which the system chooses if it is 0."""
@@ -106,6 +111,11 @@ class BinaryPort:
         server = await loop.create_unix_server(lambda: Connection(self), str(path), backlog=1024)
         path.chmod(0o600)
         self._started(server)
+
+    def gone(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self._last_gone is not None and not self.connections:
+            self._last_gone.set()
 
     def _started(self, server: asyncio.Server) -> None:
         self._servers.append(server)
@@ -148,7 +158,13 @@ class BinaryPort:
         if busy:
             await asyncio.wait([asyncio.ensure_future(each) for each in busy], timeout=within_s)
         for connection in list(self.connections):
-            connection.close()
+            connection.finish()
+        if self.connections:
+            self._last_gone = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._last_gone.wait(), LINGER_S)
+        for connection in list(self.connections):
+            connection.abandon()
         if self._check is not None:
             self._check.cancel()
         for server in self._servers:
@@ -191,7 +207,7 @@ class _Answer:
         connection = self._connection
         if not isinstance(error, Error):
             log.error("commit failed unexpectedly", exc_info=error)
-            error = _unexpected("commit", error)
+            error = unexpected("commit", error)
         connection.send(failed(self._id, error))
         connection._observed("commit", error.code, self._began)
 
@@ -234,7 +250,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self._port.connections.discard(self)
+        self._port.gone(self)
         if self._client is not None and self._port.clients.get(self._client) is self and not self.in_flight:
             del self._port.clients[self._client]
         self.end_watches()
@@ -294,7 +310,7 @@ class Connection(asyncio.Protocol):
         try:
             message = decode_request(body)
         except msgspec.MsgspecError as exc:
-            self._send_failure(_id_in(body), InvalidInput(f"the message cannot be understood: {exc}"))
+            self._send_failure(id_in(body), InvalidInput(f"the message cannot be understood: {exc}"))
             return
         if self.identity is None:
             self._hello(message)
@@ -344,6 +360,24 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._closed = True
         self._transport.close()
+
+    def finish(self) -> None:
+        """Send what is ready, say that nothing follows, and let the other side close.
+
+        What it still sends is thrown away, but taken: closing with something unread makes the system forget what was sent.
+        """
+        self._flush()
+        self._closed = True
+        if self._transport.is_closing():
+            return
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+                self._transport.resume_reading()
+            else:  # TLS
+                self._transport.close()
+        except (OSError, RuntimeError):  # it is gone, or reading is on
+            log.debug("a connection ended while the keeper stopped")
 
     def look(self, now: float) -> None:
         """Called about once a second."""
@@ -408,8 +442,7 @@ class Connection(asyncio.Protocol):
 
     def _start(self, message: Any) -> None:
         """Do it, and answer."""
-        if isinstance(message, Commit) and message.batch.fresh and not self._port.sole_owner:
-            # Another keeper of this store may have answered it already: a late message must be recognised.
+        if isinstance(message, Commit) and message.batch.fresh and not self._is_fresh(message.batch):
             batch = message.batch
             batch = Batch(batch.actor, batch.operations, batch.conditions, batch.request_id)
             message = Commit(message.id, message.space, batch)
@@ -442,6 +475,11 @@ class Connection(asyncio.Protocol):
         self._port.observe(op, outcome, self._loop.time() - began)
         self._finished()
 
+    def _is_fresh(self, batch: Batch) -> bool:
+        """Whether what `fresh` promises can be believed. Another keeper of this store may have answered it already: a late
+        message must be recognised. And an id that somebody chose may come again: it must be remembered."""
+        return self._port.sole_owner and batch.request_id is not None and is_generated(batch.request_id)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -465,7 +503,7 @@ class Connection(asyncio.Protocol):
         except Exception as exc:
             outcome = "error"
             log.exception("%s failed unexpectedly", op)
-            self.send(failed(message.id, _unexpected(op, exc)))
+            self.send(failed(message.id, unexpected(op, exc)))
         finally:
             self._observed(op, outcome, began)
 
@@ -517,7 +555,7 @@ class Connection(asyncio.Protocol):
         except Exception as exc:
             outcome = "error"
             log.exception("watch failed unexpectedly")
-            self.send(failed(id, _unexpected("watch", exc)))
+            self.send(failed(id, unexpected("watch", exc)))
         finally:
             self.watches.pop(id, None)
             self._port.observe("watch", outcome, 0.0)
@@ -558,20 +596,3 @@ class Connection(asyncio.Protocol):
             if state.task is not None:
                 state.task.cancel()
         self.watches.clear()
-
-
-def _unexpected(op: str, exc: BaseException) -> Error:
-    """What a client hears of a fault of ours: nothing of the inside; a commit may have happened."""
-    text = f"the keeper failed inside ({type(exc).__name__}); its log says more"
-    return OutcomeUnknown(text) if op in CHANGING else Unavailable(text)
-
-
-def _id_in(body: bytes) -> int | None:
-    """The id of a message that is otherwise wrong, if it can be found."""
-    try:
-        match msgspec.msgpack.decode(body):
-            case [int(), int(id), *_] if id > 0:
-                return id
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass
-    return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.engine import Engine
+from holdfast.errors import Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
     Commit,
     Committed,
@@ -91,3 +94,20 @@ WORK: Final[dict[type[Message], tuple[str, Work]]] = {
 
 CHANGING: Final = frozenset({"commit", "create", "drop", "load", "compact"})
 """Those that may have been done although they failed unexpectedly."""
+
+
+def unexpected(op: str, exc: BaseException) -> Error:
+    """What a client hears of a fault of ours: nothing of the inside; a commit may have happened."""
+    text = f"the keeper failed inside ({type(exc).__name__}); its log says more"
+    return OutcomeUnknown(text) if op in CHANGING else Unavailable(text)
+
+
+def id_in(body: bytes) -> int | None:
+    """The id of a message that is otherwise wrong, if it can be found."""
+    try:
+        match msgspec.msgpack.decode(body):
+            case [int(), int(id), *_] if id > 0:
+                return id
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    return None

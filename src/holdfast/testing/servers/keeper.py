@@ -30,6 +30,8 @@ class KeeperServer:
         self.port = free_port()
         self.http_port = free_port()
         self.admin = ""
+        self.ready_s = 0.0
+        """How long its last start took, by its own account."""
         self.settings = {
             "store": store or f"resident:{folder}/store.db",
             "listen": {"binary": f"{LOOPBACK}:{self.port}", "http": f"{LOOPBACK}:{self.http_port}"},
@@ -91,6 +93,7 @@ class KeeperServer:
 
         self._process.start(is_ready)
         self.admin = ready[0].get("admin_token", self.admin)
+        self.ready_s = float(ready[0]["seconds"])
 
     def stop(self) -> None:
         """SIGTERM: it finishes what it took."""
