@@ -39,7 +39,7 @@ async def record(py_spy: str, job: str, in_flight: int, seconds: float, *, clien
             pid = ours.clients_pid if clients else ours.server.pid
             command = [py_spy, "record", "--pid", str(pid), "--duration", str(int(seconds)), "--format", "raw"]
             command += ["--rate", str(SAMPLES_PER_S), "--nonblocking", "--function", "--output", str(out)]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as spy:
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as spy:  # noqa: ASYNC220
                 await turn(seconds + 2)
                 _, told = spy.communicate()
             if spy.returncode:
