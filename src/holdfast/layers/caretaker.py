@@ -32,6 +32,8 @@ ROUND_MS: Final = 1_000
 SEAL_MS: Final = 2_000
 SEALING_SHARE: Final = 0.03
 """Of the time, while there is much to seal: what is committed faster than that is sealed when it gets quieter."""
+LAST_ROUND_S: Final = 3.0
+"""How long closing a store may take because of what is not sealed yet; it stays in the feed until it is."""
 PRUNE_MS: Final = 600_000
 FORGET_MAX: Final = 100_000
 """Commits forgotten per round."""
@@ -73,11 +75,12 @@ class Caretaker:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-            for space in list(self._spaces):
-                try:
-                    await self._last_round(space)
-                except Error as exc:
-                    log.warning("space %s was closed with its audit not sealed to the end: %s", space, exc)
+            try:
+                async with asyncio.timeout(LAST_ROUND_S):
+                    for space in list(self._spaces):
+                        await self._close(space)
+            except TimeoutError:
+                log.info("the store is closed before its audit is sealed to the end; that goes on when it is opened")
         for space, progress in self._spaces.items():
             if progress.holds_lease:
                 try:
@@ -125,6 +128,12 @@ class Caretaker:
             if kept_ms is not None:
                 await audit.prune(now - kept_ms)
             await self._sweep_blobs(space)
+
+    async def _close(self, space: str) -> None:
+        try:
+            await self._last_round(space)
+        except Error as exc:
+            log.warning("space %s was closed with its audit not sealed to the end: %s", space, exc)
 
     async def _last_round(self, space: str) -> None:
         """A process that lives shortly seals as it closes."""

@@ -8,9 +8,9 @@ that is used through it (sweeping, sealing, pruning), as any open store does.
 Starting makes an administrator's token if the store has no token; it is shown once and kept hashed. A configuration file
 is followed while the keeper runs: rules, limits and log level change between two requests.
 
-Stopping, in this order and within STOP_S: nothing new is taken, what was taken is finished and answered, the audit is
-sealed, the log is folded into the file, the file is closed. When the engine cannot go on (a failed fsync), everything is
-refused, `failed` is set, and whoever runs the keeper ends the process.
+Stopping, in this order and within ten seconds (PORTS_STOP_S, LINGER_S, LAST_ROUND_S): nothing new is taken, what was taken
+is finished and answered, the audit is sealed, the log is folded into the file, the file is closed. When the engine cannot
+go on (a failed fsync), everything is refused, `failed` is set, and whoever runs the keeper ends the process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from holdfast.server.traces import Traces
 from holdfast.space import Space
 from holdfast.store import Store, open
 
-STOP_S: Final = 10.0
-"""How long a keeper that stops waits for what is under way."""
+PORTS_STOP_S: Final = 5
+"""How long a keeper that stops waits for what is under way. With what follows it stops within ten seconds."""
 ADMIN: Final = "admin"
 """The name on the token that the first start makes."""
 
@@ -148,7 +148,7 @@ class Keeper:
             await _bound(listen.unix, self.binary.listen_at(Path(listen.unix)))
         if listen.http is not None:
             at = listen.http
-            limits = HttpLimits(connections_max=config.limits.connections, stop_s_max=int(STOP_S))
+            limits = HttpLimits(connections_max=config.limits.connections, stop_s_max=PORTS_STOP_S)
             metrics = self.metrics.text if config.metrics.enabled else None
             app = make_app(self._observed, metrics=metrics, metrics_open=config.metrics.public, limits=limits)
             self._http = await serve_http(app, host=at.host, port=at.port, tls=self._tls)
@@ -160,7 +160,7 @@ class Keeper:
         await self._parts.aclose()
 
     async def _stop_ports(self) -> None:
-        ports = [self.binary.stop(self._stopping or "the keeper is stopping", STOP_S)]
+        ports = [self.binary.stop(self._stopping or "the keeper is stopping", PORTS_STOP_S)]
         if self._http is not None:
             ports.append(self._http.stop())
         await asyncio.gather(*ports)
