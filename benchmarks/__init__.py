@@ -21,5 +21,10 @@ NAMES: Final = (
     "flat",
     "watch_latency",
     "copying",
+    "keeper_set",
+    "keeper_get",
+    "keeper_lock",
+    "keeper_watch",
+    "keeper_memory",
 )
 """The modules with a `run`, in the order in which they run."""

@@ -27,6 +27,10 @@ class Child:
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def tell(self, **order: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")

@@ -68,24 +68,40 @@ def _batches(count: int, *, fresh: bool) -> list[Batch]:
     return made
 
 
+class _Settled:
+    """Whom to answer, as a server has it: one that sends the next batch."""
+
+    def __init__(self, engine: ResidentEngine, batches: list[Batch]) -> None:
+        self._engine = engine
+        self._left = iter(batches)
+        self._waiting = len(batches)
+        self.all_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, count: int) -> None:
+        for batch in itertools.islice(self._left, count):
+            self._engine.submit(SPACE, batch, self)
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, receipt: Receipt) -> None:
+        self._waiting -= 1
+        self.send(1)
+        if not self._waiting:
+            self.all_done.set_result(None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.all_done.set_exception(error)
+
+
 async def _submitted(engine: ResidentEngine, batches: list[Batch]) -> None:
     """All of them, with IN_FLIGHT under way."""
-    left, waiting = iter(batches), len(batches)
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settled(reply: asyncio.Future[Receipt]) -> None:
-        nonlocal waiting
-        reply.result()
-        waiting -= 1
-        batch = next(left, None)
-        if batch is not None:
-            engine.submit(SPACE, batch).add_done_callback(settled)
-        elif not waiting:
-            done.set_result(None)
-
-    for batch in itertools.islice(left, IN_FLIGHT):
-        engine.submit(SPACE, batch).add_done_callback(settled)
-    await done
+    settled = _Settled(engine, batches)
+    settled.send(IN_FLIGHT)
+    await settled.all_done
 
 
 def _cpu() -> float:

@@ -249,11 +249,16 @@ class Store:
         check_space(name)
         if not await self.engine.spaces(name):
             raise NotFound(f"there is no space {name!r}")
+        if self._identity is None:  # a keeper notes it by itself
+            await self.note_drop(name, agent)
+        await self.engine.drop(name)
+
+    async def note_drop(self, name: str, agent: str) -> None:
+        """Write down, before it happens, who drops a space."""
         await make_system_space(self.engine, self._durability)
         await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
             "committed", "drop_space", f"spaces/{name}", actor=agent
         )
-        await self.engine.drop(name)
 
     async def tidy(self) -> None:
         """Do the background work of every space now: sweep, collect, seal, prune."""

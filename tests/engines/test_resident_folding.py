@@ -23,6 +23,7 @@ from holdfast.engine import (
     Operation,
     Push,
     Put,
+    Receipt,
     Submits,
     Take,
     Touch,
@@ -204,20 +205,20 @@ async def test_a_slice_that_the_disk_had_no_room_for_is_folded_later(
 async def test_a_refused_batch_fails_its_own_future_and_a_cancelled_one_hurts_nobody(tmp_path: Path) -> None:
     engine = await ResidentEngine.open(tmp_path / "team.db")
     assert isinstance(engine, Submits)
-    good = [engine.submit("s", put(b"%d" % number, f"records/{number}")) for number in range(5)]
-    refused = engine.submit("s", Batch("a", (Put("records/no", b"1"),), (Absent("records/1"),)))
-    cancelled = engine.submit("s", put(b"1", "records/cancelled"))
+    good = [submitted(engine, "s", put(b"%d" % number, f"records/{number}")) for number in range(5)]
+    refused = submitted(engine, "s", Batch("a", (Put("records/no", b"1"),), (Absent("records/1"),)))
+    cancelled = submitted(engine, "s", put(b"1", "records/cancelled"))
     cancelled.cancel()
-    last = engine.submit("s", put(b"9", "records/last"))
+    last = submitted(engine, "s", put(b"9", "records/last"))
     assert [(await reply).version for reply in good] == [1, 2, 3, 4, 5]
     with pytest.raises(Conflict):
         await refused
     assert (await last).version == 6
     assert await engine.get("s", ["records/no", "records/cancelled"]) == [None, None]
     with pytest.raises(InvalidInput):
-        engine.submit("s", Batch("a", (Put("nonsense", b"1"),)))
+        submitted(engine, "s", Batch("a", (Put("nonsense", b"1"),)))
     await engine.create("passing", "volatile")
-    assert (await engine.submit("passing", put(b"1"))).results == [None]
+    assert (await submitted(engine, "passing", put(b"1"))).results == [None]
     await engine.close()
 
 
@@ -227,7 +228,7 @@ async def test_a_batch_that_waited_while_its_space_was_made_anew_is_kept_as_the_
     dropping = asyncio.ensure_future(engine.drop("s"))
     making = asyncio.ensure_future(engine.create("s", "volatile"))
     await asyncio.sleep(0)
-    waiting = [engine.submit("s", put(b"%d" % number)) for number in range(3)]
+    waiting = [submitted(engine, "s", put(b"%d" % number)) for number in range(3)]
     receipts = await asyncio.gather(*waiting)
     await asyncio.gather(dropping, making, return_exceptions=True)
     assert len({receipt.version for receipt in receipts}) == 3
@@ -235,3 +236,9 @@ async def test_a_batch_that_waited_while_its_space_was_made_anew_is_kept_as_the_
     assert (await engine.get("s", ["records/k"]))[0].value == b"2"  # type: ignore[union-attr]
     assert info.revision == receipts[-1].version
     await engine.close()
+
+
+def submitted(engine: ResidentEngine, space: str, batch: Batch) -> asyncio.Future[Receipt]:
+    reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+    engine.submit(space, batch, reply)
+    return reply

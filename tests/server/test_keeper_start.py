@@ -146,7 +146,7 @@ def test_wrong_settings_are_told_with_their_place_and_nothing_is_opened(tmp_path
     file.write_text(json.dumps(settings, indent=1))
     done = run("serve", "--config", str(file), folder=tmp_path)
     assert done.code == holdfast.InvalidInput.exit_code
-    assert f"{file}:9:" in done.err
+    assert f"{file}:10:" in done.err
     assert "'Fly' is no verb" in done.err
     assert "sotre" in done.err
     assert list(tmp_path.glob("*.db")) == []

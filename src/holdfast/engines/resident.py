@@ -1,10 +1,11 @@
 """The resident engine: one process owns a SQLite file and has all of its entries in memory. The keeper's own.
 
 It is the memory engine's state over the SQLite engine's file, schema and rows: a file written by either is opened by the
-other. There is no log of its own and nothing to replay; SQLite's write-ahead log is the log, and opening loads the tables
-(`resident_space.py`). The file's lock is held from opening to closing, so nobody else can write; others may read.
+other. There is no log of its own: the feed is the log, one row per group, and the rows of the entries follow it
+(`resident_folding.py`). Opening loads the tables and lays the feed over them (`resident_space.py`). The file's lock is held
+from opening to closing, so nobody else can write; others may read.
 
-A commit is evaluated on the entries in memory, its rows go into the file, COMMIT, and only then are they shown and is the
+A commit is evaluated on the entries in memory, its row goes into the file, COMMIT, and only then is it shown and is the
 reply sent: what a reply shows, reads included, is durable (`resident_commit.py`). Reads are answered from memory and never
 touch the file. The feed, the audit and request ids stay in the file, so memory does not grow with history; a bounded tail
 of the feed is in memory for live watchers (`resident_feed.py`). Request ids are inserted, and looked up only if one

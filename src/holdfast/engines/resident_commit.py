@@ -1,9 +1,9 @@
-"""Group commit of the resident engine: batches become rows, a COMMIT, and only then entries in memory and replies.
+"""Group commit of the resident engine: batches become a row of the feed, a COMMIT, and only then entries in memory and replies.
 
-Everything queued is taken as one group: evaluate it on the entries in memory (`evaluation.Group`), write the post-images
-in one transaction, COMMIT with an fsync, then apply the group to memory and answer. What arrives during a COMMIT is the
-next group; there is no timer. One transaction is under way at a time, and it may hold groups of several spaces of one
-durability.
+Everything queued is taken as one group: evaluate it on the entries in memory (`evaluation.Group`), write its row of the feed
+and a slice of what is to be folded (`resident_folding.py`) in one transaction, COMMIT with an fsync, then apply the group to
+memory and answer. What arrives during a COMMIT is the next group (`grouping.Turns`). One transaction is under way at a
+time, and it may hold groups of several spaces.
 
 What runs where. Evaluating and writing rows happen on the event loop: they need the interpreter anyway, and a thread
 would hand it back and forth at every row. COMMIT leaves the interpreter alone while the disk works, so where it takes

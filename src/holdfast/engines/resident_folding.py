@@ -55,11 +55,11 @@ class Unfolded:
         self.changed.update(group.writes)
         self.commits += len(group.commits)
 
-    def inherit(self, keys: Iterable[str], folded: int) -> None:
+    def inherit(self, keys: Iterable[str], folded: int, revision: int) -> None:
         """An owner before this one left these keys behind."""
         self.folded = folded
         self.changed.update(keys)
-        self.commits = len(self.changed)
+        self.commits = revision - folded
 
     def begin_pass(self, revision: int) -> None:
         self.passing = sorted(self.changed, reverse=True)

@@ -126,7 +126,7 @@ class ResidentSpace(Space):
                 self.entries[key] = entry
             else:
                 self.entries.pop(key, None)
-        self.unfolded.inherit(changed, folded)
+        self.unfolded.inherit(changed, folded, self.revision)
 
 
 def load_spaces(link: Link) -> list[ResidentSpace]:

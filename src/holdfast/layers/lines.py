@@ -143,8 +143,9 @@ class Lines:
 
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""
+        now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
         page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
-        line.replace(page.entries, page.revision, self._clock.now_ms())
+        line.replace(page.entries, page.revision, now)
         self._changed.set()
 
     @asynccontextmanager

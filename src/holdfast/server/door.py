@@ -23,11 +23,14 @@ class House(Protocol):
 
     def audit_reads_of(self, space: str) -> None: ...
 
+    async def note_drop(self, space: str, agent: str) -> None: ...
+
 
 def enter(engine: Engine, identity: Identity, house: House) -> Engine:
     """The engine of an identity behind its rules. An agent in a space without audited reads has nothing in between."""
     if identity.role == "admin":
-        return AuditedReads(_Administration(engine, house), identity.agent, house.store_engine, house.audited)
+        administration = _Administration(engine, house, identity.agent)
+        return AuditedReads(administration, identity.agent, house.store_engine, house.audited)
     house.look_after(identity.space)
     if identity.space in house.audited:
         return AuditedReads(engine, identity.agent, house.store_engine, house.audited)
@@ -37,9 +40,10 @@ def enter(engine: Engine, identity: Identity, house: House) -> Engine:
 class _Administration(Wrapper):
     """Administrators come into any space, and make new ones."""
 
-    def __init__(self, inner: Engine, house: House) -> None:
+    def __init__(self, inner: Engine, house: House, agent: str) -> None:
         super().__init__(inner)
         self._house = house
+        self._agent = agent
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         self._house.look_after(space)
@@ -51,3 +55,8 @@ class _Administration(Wrapper):
         if info.audit_reads:
             self._house.audit_reads_of(space)
         return info
+
+    async def drop(self, space: str) -> None:
+        if await self.inner.spaces(space):
+            await self._house.note_drop(space, self._agent)
+        await self.inner.drop(space)

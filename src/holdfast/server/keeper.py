@@ -213,6 +213,10 @@ class Keeper:
         """A space is used: sweep and seal it from now on."""
         self.store.look_after(space)
 
+    async def note_drop(self, space: str, agent: str) -> None:
+        """Who dropped a space stays in the store's own audit."""
+        await self.store.note_drop(space, agent)
+
     def audit_reads_of(self, space: str) -> None:
         """Reads of a space leave a note from now on, also of those who are connected."""
         if space not in self.audited:
