@@ -30,6 +30,7 @@ from holdfast.ids import is_generated
 from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.requests import WORK, Answer, id_in, unexpected
 from holdfast.server.served import Served
+from holdfast.server.sockets import unix_socket
 from holdfast.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
@@ -110,10 +111,7 @@ class BinaryPort:
     async def listen_at(self, path: Path) -> None:
         """Take connections at a unix socket, which only this user can open."""
         loop = asyncio.get_running_loop()
-        path.unlink(missing_ok=True)
-        server = await loop.create_unix_server(lambda: Connection(self), str(path), backlog=1024)
-        path.chmod(0o600)
-        self._started(server)
+        self._started(await loop.create_unix_server(lambda: Connection(self), sock=unix_socket(path)))
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
