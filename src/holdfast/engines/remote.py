@@ -36,6 +36,8 @@ from holdfast.identity import Identity
 from holdfast.wire import PORT, Commit, Compact, Create, Drop, Get, Inspect, Load, Scan, Spaces
 
 SCHEMES: Final = ("holdfast", "holdfasts", "holdfast+unix")
+TLS_OPTIONS: Final = frozenset({"ca", "certificate", "key"})
+"""Files in PEM: whom to trust, and what to show to a keeper that wants to see a certificate."""
 
 
 class RemoteEngine:
@@ -140,7 +142,7 @@ def address_of(url: str) -> Address:
     """Where a URL says the keeper is."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"ca"})
+    unknown = sorted(options.keys() - (TLS_OPTIONS if parts.scheme == "holdfasts" else set()))
     if parts.scheme not in SCHEMES or unknown:
         raise InvalidInput(
             f"{url!r} is not a keeper's address" + (f": unknown option {unknown[0]!r}" if unknown else "")
@@ -157,10 +159,15 @@ def address_of(url: str) -> Address:
         raise InvalidInput(f"{url!r}: {exc}") from None
     if not parts.hostname or parts.path not in ("", "/"):
         raise InvalidInput(f"{url!r} is not a keeper's address; write {parts.scheme}://host:{PORT}")
-    tls = None
-    if parts.scheme == "holdfasts":
-        try:
-            tls = ssl.create_default_context(cafile=options.get("ca"))
-        except OSError as exc:
-            raise InvalidInput(f"the certificates in {options.get('ca')!r} cannot be read: {exc}") from exc
-    return Address(parts.hostname, port, tls=tls)
+    return Address(parts.hostname, port, tls=_tls(options) if parts.scheme == "holdfasts" else None)
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext:
+    """Trust the authorities of `ca`, or the system's; show `certificate` with its `key`, if the keeper asks for one."""
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "certificate" in options:
+            context.load_cert_chain(options["certificate"], options.get("key"))
+    except OSError as exc:
+        raise InvalidInput(f"the certificates {', '.join(options.values())} cannot be read: {exc}") from exc
+    return context

@@ -3,7 +3,7 @@
 A connection says who it is (`Hello`) and then sends requests without waiting. Each is started in the order it came and
 answered when it is done; answers that are ready together leave together. A connection has at most `in_flight` requests
 under way: beyond that, nothing more of it is read until some are answered, so one that floods delays itself. The same
-happens when it does not take its answers.
+happens when it does not take its answers, when it has had its turn (TURN_FRAMES), and for a moment when it is over its rate.
 
 How it fails. What cannot be read as a message is answered with `invalid_request`; if not even an id can be found, the
 connection is closed. When a connection ends, its watches end, and what it had sent is finished: its client connects again
@@ -23,13 +23,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from holdfast.engine import Batch, Engine, Page, Receipt, Submits, cursor_at
-from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
+from holdfast.engine import Batch, Engine, Page, Submits, cursor_at
+from holdfast.errors import AuthenticationFailed, Error, InvalidInput, RateLimitExceeded, Unavailable
 from holdfast.identity import Identity
 from holdfast.ids import is_generated
 from holdfast.middleware.telemetry import Observe, Span
-from holdfast.server.requests import WORK, id_in, unexpected
+from holdfast.server.requests import WORK, Answer, id_in, unexpected
 from holdfast.server.served import Served
+from holdfast.server.sockets import unix_socket
 from holdfast.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
@@ -37,7 +38,6 @@ from holdfast.wire import (
     Cancel,
     Changes,
     Commit,
-    Committed,
     Done,
     Entries,
     Frames,
@@ -60,6 +60,10 @@ HELLO_S: Final = 10.0
 """How long a connection may take to say who it is."""
 CHECK_S: Final = 1.0
 """How often a connection's token and its silence are looked at."""
+TURN_FRAMES: Final = 64
+"""How many requests are started of one connection before the others have a turn."""
+PENALTY_S_MAX: Final = 0.1
+"""How long nothing more is read of a connection that was over its rate; less if there is less to wait."""
 LINGER_S: Final = 1.0
 """How long a keeper that stops lets clients take their last answers."""
 CLIENT_ID_MAX: Final = 64
@@ -107,10 +111,7 @@ class BinaryPort:
     async def listen_at(self, path: Path) -> None:
         """Take connections at a unix socket, which only this user can open."""
         loop = asyncio.get_running_loop()
-        path.unlink(missing_ok=True)
-        server = await loop.create_unix_server(lambda: Connection(self), str(path), backlog=1024)
-        path.chmod(0o600)
-        self._started(server)
+        self._started(await loop.create_unix_server(lambda: Connection(self), sock=unix_socket(path)))
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -182,36 +183,6 @@ class _WatchState:
         self.task: asyncio.Task[None] | None = None
 
 
-class _Answer:
-    """Whom to answer when a commit is done (`engine.Reply`)."""
-
-    __slots__ = ("_began", "_connection", "_id")
-
-    def __init__(self, connection: Connection, id: int, began: float) -> None:
-        self._connection = connection
-        self._id = id
-        self._began = began
-
-    def done(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, receipt: Receipt) -> None:
-        connection = self._connection
-        connection.send(Committed(self._id, receipt))
-        connection._observed("commit", "ok", self._began)
-
-    def set_exception(self, error: BaseException) -> None:
-        connection = self._connection
-        if not isinstance(error, Error):
-            log.error("commit failed unexpectedly", exc_info=error)
-            error = unexpected("commit", error)
-        connection.send(failed(self._id, error))
-        connection._observed("commit", error.code, self._began)
-
-
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
@@ -223,13 +194,14 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self.identity: Identity | None = None
         self._held = 0
-        """Why nothing more is read, besides a full pipe: a welcome, or a watch that does not know where it stands."""
+        """Why nothing more is read, besides a full pipe: a welcome, a watch that does not know where it stands, its rate."""
         self._engine: Engine
         self._at_once: Submits | None = None
         self._client: tuple[str, str] | None = None
         self._heard_at = self._loop.time()
         self._closed = False
         self._paused = False
+        self._slowed = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -291,14 +263,30 @@ class Connection(asyncio.Protocol):
         self._held -= 1
         self._resume()
 
+    def _slow_down(self, retry_after: float) -> None:
+        """It is over its rate: whatever else it has sent can wait."""
+        if not self._slowed:
+            self._slowed = True
+            self._hold()
+            self._loop.call_later(min(retry_after, PENALTY_S_MAX), self._go_on)
+
+    def _go_on(self) -> None:
+        self._slowed = False
+        self._let_go()
+
     def _read(self) -> None:
         """Start every request that has come, up to what may be in flight."""
-        limit = self._port.limits.in_flight
+        limit, left = self._port.limits.in_flight, TURN_FRAMES
         try:
             while not self._paused and not self._closed:
                 if self.in_flight >= limit:
                     self._pause()
                     return
+                if not left:
+                    self._hold()
+                    self._loop.call_soon(self._let_go)
+                    return
+                left -= 1
                 body = self._frames.next()
                 if body is None:
                     return
@@ -457,21 +445,27 @@ class Connection(asyncio.Protocol):
         began = self._loop.time()
         try:
             if type(message) is Commit:
-                return engine.submit(message.space, message.batch, _Answer(self, message.id, began))
+                return engine.submit(message.space, message.batch, Answer(self, message.id, began))
             if type(message) is Get:
                 entries = engine.read(message.space, message.keys)
                 if entries is None:
                     return False
                 self._answer(message.id, Entries(message.id, entries))
-                self._observed("get", "ok", began)
+                self.observed("get", "ok", began)
                 return True
         except Error as exc:
-            self.send(failed(message.id, exc))
-            self._observed(WORK[type(message)][0], exc.code, began)
+            self._refuse(message.id, exc)
+            self.observed(WORK[type(message)][0], exc.code, began)
             return True
         return False
 
-    def _observed(self, op: str, outcome: str, began: float) -> None:
+    def _refuse(self, id: int, error: Error) -> None:
+        self.send(failed(id, error))
+        if isinstance(error, RateLimitExceeded):
+            self._slow_down(error.retry_after)
+
+    def observed(self, op: str, outcome: str, began: float) -> None:
+        """It was answered, or has to be forgotten."""
         self._port.observe(op, outcome, self._loop.time() - began)
         self._finished()
 
@@ -499,13 +493,13 @@ class Connection(asyncio.Protocol):
                     self._answer(message.id, await work(self._engine, message))
         except Error as exc:
             outcome = exc.code
-            self.send(failed(message.id, exc))
+            self._refuse(message.id, exc)
         except Exception as exc:
             outcome = "error"
             log.exception("%s failed unexpectedly", op)
             self.send(failed(message.id, unexpected(op, exc)))
         finally:
-            self._observed(op, outcome, began)
+            self.observed(op, outcome, began)
 
     def _answer(self, id: int, message: Message) -> None:
         data = frame(message)

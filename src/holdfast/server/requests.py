@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.engine import Engine
+from holdfast.engine import Engine, Receipt
 from holdfast.errors import Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
     Commit,
@@ -27,7 +28,10 @@ from holdfast.wire import (
     Scanned,
     SpaceInfos,
     Spaces,
+    failed,
 )
+
+log = logging.getLogger("holdfast.server")
 
 
 async def _commit(engine: Engine, message: Commit) -> Message:
@@ -111,3 +115,41 @@ def id_in(body: bytes) -> int | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     return None
+
+
+class Asker(Protocol):
+    """The connection a request came from."""
+
+    def send(self, message: Message) -> None: ...
+
+    def observed(self, op: str, outcome: str, began: float) -> None: ...
+
+
+class Answer:
+    """Whom to answer when a commit is done (`engine.Reply`)."""
+
+    __slots__ = ("_began", "_connection", "_id")
+
+    def __init__(self, connection: Asker, id: int, began: float) -> None:
+        self._connection = connection
+        self._id = id
+        self._began = began
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, receipt: Receipt) -> None:
+        connection = self._connection
+        connection.send(Committed(self._id, receipt))
+        connection.observed("commit", "ok", self._began)
+
+    def set_exception(self, error: BaseException) -> None:
+        connection = self._connection
+        if not isinstance(error, Error):
+            log.error("commit failed unexpectedly", exc_info=error)
+            error = unexpected("commit", error)
+        connection.send(failed(self._id, error))
+        connection.observed("commit", error.code, self._began)

@@ -14,10 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import ssl
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,9 +23,10 @@ from typing import Final
 import uvicorn
 from starlette.applications import Starlette
 
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.server.http.port import Port
 from holdfast.server.http.protocol import bounded
+from holdfast.server.sockets import unix_socket
 
 PORT: Final = 7421
 BACKLOG: Final = 512
@@ -122,7 +121,7 @@ async def serve_http(
     """Open the port: a host and a port (0: any that is free), or a unix socket; with TLS if a context is given."""
     shared: Port = app.state.port
     limits = shared.limits
-    listening = _unix(Path(path)) if path is not None else _tcp(host, port)
+    listening = unix_socket(Path(path)) if path is not None else _tcp(host, port)
     config = uvicorn.Config(
         app,
         http=bounded(limits),
@@ -159,20 +158,3 @@ def _tcp(host: str, port: int) -> socket.socket:
         return listening
     except OSError as exc:
         raise Unavailable(f"HTTP cannot listen at {host}:{port}: {exc.strerror or exc}; choose another") from exc
-
-
-def _unix(path: Path) -> socket.socket:
-    """A socket that its user alone may open. One that is left over is replaced, anything else is not."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InvalidInput(f"{path} exists and is no socket; name another path")
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.bind(str(path))
-        os.chmod(path, 0o600)
-        listening.listen(BACKLOG)
-    except OSError as exc:
-        listening.close()
-        raise Unavailable(f"HTTP cannot listen at {path}: {exc.strerror or exc}; choose another path") from exc
-    return listening

@@ -1,0 +1,31 @@
+"""Unix sockets for the ports of a keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import InvalidInput, Unavailable
+
+UNIX_BACKLOG: Final = 1024
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A socket that its user alone may open. One that is left over is replaced, anything else is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InvalidInput(f"{path} exists and is no socket; name another path")
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        os.chmod(path, 0o600)
+        listening.listen(UNIX_BACKLOG)
+    except OSError as exc:
+        listening.close()
+        raise Unavailable(f"the keeper cannot listen at {path}: {exc.strerror or exc}; choose another path") from exc
+    return listening
