@@ -2,6 +2,7 @@
 
 One module per question; each has `run(plan)`, which gives the lines of its answer one by one. `rounds.py` does the
 measuring, `peers.py` has the bare SQLite loops, `children.py` the processes, `report.py` the lines and the table.
+`keeper_profile.py` shows where a keeper's time goes.
 """
 
 from __future__ import annotations

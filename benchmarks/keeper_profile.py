@@ -2,8 +2,9 @@
 
 It runs one job of `keeper_clients.py` against a private keeper, lets py-spy (from PyPI; any environment's will do) take
 samples of the keeper, or of its clients, and prints three tables: by module, by function, and by function with all that it
-calls. A sample belongs to the innermost frame of Python; what C does on its behalf (SQLite, msgspec, the event loop) counts
-there. Shares are multiplied with the CPU per operation that was measured without py-spy, in the turns before.
+calls. Only what holds the interpreter is sampled, so waiting is not counted, nor what SQLite and the kernel do meanwhile:
+`perf record -e cpu-clock` shows that share. A sample belongs to the innermost frame of Python; what C does on its behalf
+counts there. Shares are multiplied with the CPU per operation that was measured in a turn before, without py-spy.
 docs/performance.md has the tables as they were, and what followed from them.
 """
 
@@ -38,12 +39,12 @@ async def record(py_spy: str, job: str, in_flight: int, seconds: float, *, clien
             spent, out = ours.spent[in_flight, False], Path(folder) / "stacks"
             pid = ours.clients_pid if clients else ours.server.pid
             command = [py_spy, "record", "--pid", str(pid), "--duration", str(int(seconds)), "--format", "raw"]
-            command += ["--rate", str(SAMPLES_PER_S), "--nonblocking", "--function", "--output", str(out)]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as spy:  # noqa: ASYNC220
-                await turn(seconds + 2)
-                _, told = spy.communicate()
+            command += ["--rate", str(SAMPLES_PER_S), "--gil", "--function", "--output", str(out)]
+            spy = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            await turn(seconds + 2)
+            _, told = await spy.communicate()
             if spy.returncode:
-                raise RuntimeError(f"py-spy failed: {told}")
+                raise RuntimeError(f"py-spy failed: {told.decode()}")
             return (spent.client_us if clients else spent.server_us), out.read_text().splitlines()
 
 
@@ -54,7 +55,7 @@ def tables(us: float, stacks: list[str]) -> str:
     for line in stacks:
         stack, _, count = line.rpartition(" ")
         frames = [_short(frame) for frame in stack.split(";")]
-        modules[frames[-1].partition(" ")[2]] += int(count)
+        modules[frames[-1].partition(" ")[2].partition(":")[0]] += int(count)
         own[frames[-1]] += int(count)
         within.update(dict.fromkeys(frames, int(count)))
     total = sum(own.values()) or 1

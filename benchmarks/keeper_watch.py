@@ -62,7 +62,7 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
             "kib_per_watcher": grown / 1024 / WATCHERS,
             "alone": used["alone"],
         }
-        yield Line("keeper_watch_idle_cpu", used["watched"] - used["alone"], "% of a core", goal=IDLE, more=more)
+        yield Line("keeper_watch_idle_cpu", used["watched"], "% of a core", goal=IDLE, more=more)
         for each, _ in keepers.values():
             each.pause()
         rates = await take_turns(plan, {name: side.turn(IN_FLIGHT) for name, side in sides.items()})

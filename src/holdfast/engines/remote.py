@@ -9,7 +9,7 @@ agent writes as that agent and no other.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -33,7 +33,7 @@ from holdfast.engine import (
 from holdfast.engines.remote_link import Address, Client
 from holdfast.errors import InvalidInput
 from holdfast.identity import Identity
-from holdfast.wire import PORT, Commit, Compact, Create, Drop, Get, Inspect, Load, Scan, Spaces
+from holdfast.wire import PORT, Commit, Compact, Create, Drop, Get, Inspect, Load, Message, Scan, Spaces
 
 SCHEMES: Final = ("holdfast", "holdfasts", "holdfast+unix")
 TLS_OPTIONS: Final = frozenset({"ca", "certificate", "key"})
@@ -64,15 +64,12 @@ class RemoteEngine:
     async def commit(self, space: str, batch: Batch) -> Receipt:
         check_batch(batch)
         id = batch.request_id
+        make = lambda n: Commit(n, space, batch)  # noqa: E731
         if id is None:
-            answer = await self._client.ask(lambda n: Commit(n, space, batch), None)
+            answer = await self._client.ask(make, None)
         elif batch.fresh:
-            repeated = Batch(batch.actor, batch.operations, batch.conditions, id)
-            answer = await self._client.ask(
-                lambda n: Commit(n, space, batch), lambda n: Commit(n, space, repeated), request_id=id
-            )
+            answer = await self._client.ask(make, lambda n: Commit(n, space, _repeated(batch)), request_id=id)
         else:
-            make = lambda n: Commit(n, space, batch)  # noqa: E731
             answer = await self._client.ask(make, make, request_id=id)
         receipt: Receipt = answer.receipt
         return receipt
@@ -131,11 +128,16 @@ class RemoteEngine:
         where = f"the keeper at {self._client.address}, as {self.identity.agent} ({self.identity.role})"
         return [Finding("ok", "remote", where), *answer.findings]
 
-    async def _read(self, make: Any) -> Any:
-        return await self._client.ask(make, make, reading=True)
+    def _read(self, make: Callable[[int], Message]) -> Awaitable[Any]:
+        return self._client.ask(make, make, reading=True)
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _repeated(batch: Batch) -> Batch:
+    """A batch that was sent before: its request id is not fresh any more."""
+    return Batch(batch.actor, batch.operations, batch.conditions, batch.request_id)
 
 
 def address_of(url: str) -> Address:

@@ -18,7 +18,7 @@ import random
 import secrets
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -176,36 +176,57 @@ class Client:
 
     # --- requests ---
 
-    async def ask(
+    def ask(
         self,
         make: Callable[[int], Message],
         again: Callable[[int], Message] | None,
         *,
         request_id: str | None = None,
         reading: bool = False,
+    ) -> Awaitable[Any]:
+        """Say it, say it `again` if need be; to be awaited at once, for the answer.
+
+        It is said before this returns, unless so much is under way that it has to wait.
+        """
+        if len(self._asked) >= self._in_flight_max and self._line is not None:
+            return self._ask_later(make, again, request_id, reading)
+        return self._ask(make, again, request_id, reading)
+
+    async def _ask_later(
+        self,
+        make: Callable[[int], Message],
+        again: Callable[[int], Message] | None,
+        request_id: str | None,
+        reading: bool,
     ) -> Any:
-        """Say it, say it `again` if need be, and give the answer."""
         while len(self._asked) >= self._in_flight_max and self._line is not None:
             self._room.clear()
             await self._room.wait()
+        return await self._ask(make, again, request_id, reading)
+
+    def _ask(
+        self,
+        make: Callable[[int], Message],
+        again: Callable[[int], Message] | None,
+        request_id: str | None,
+        reading: bool,
+    ) -> asyncio.Future[Any]:
         if self._closed:
             raise Unavailable("the store is closed")
-        self._ids += 1
-        id = self._ids
+        self._ids = id = self._ids + 1
         first = frame(make(id))
         if self._frame_bytes_max and len(first) > self._frame_bytes_max + 4:
             raise InvalidInput(
                 f"the request has {len(first):,} bytes; the keeper takes {self._frame_bytes_max:,}. Send less at once"
             )
-        asked = Asked(first, again, self._loop.create_future(), 0.0, request_id, reading=reading)
-        self._asked[id] = asked
-        if self._line is not None:
-            asked.sent = True
-            self._line.write(first)
+        line, answer = self._line, self._loop.create_future()
+        self._asked[id] = asked = Asked(first, again, answer, 0.0, request_id, line is not None, reading)
+        if line is not None:
+            line.write(first)
         else:
             asked.deadline = self._loop.time() + CONNECT_S
             self._connect()
-        return await asked.answer
+        return answer
 
     def follow(self, space: str, prefixes: list[str], cursor: str | None, live: bool) -> Follower:
         if self._closed:
