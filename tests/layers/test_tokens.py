@@ -20,6 +20,7 @@ from holdfast.layers.tokens import REFUSAL, Token, TokenBook, Tokens, _Known
 from holdfast.middleware.wrapper import Wrapper
 
 DEADLINE_S = 20.0
+FOR_ADMINISTRATORS = True
 
 
 @pytest.fixture

@@ -250,7 +250,7 @@ async def test_a_space_that_is_written_to_meanwhile_gives_no_end_line(store: Sto
 
 
 async def test_what_is_not_json_is_damage_and_not_exported(store: Store) -> None:
-    await store.engine.commit("contoso", Batch("market", (Put("records/bad", b'{"torn'),)))
+    await store.engine.commit("contoso", Batch("admin", (Put("records/bad", b'{"torn'),)))
     with pytest.raises(Damaged):
         await exported(store.engine, "contoso")
     with pytest.raises(NotFound):
