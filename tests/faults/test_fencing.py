@@ -16,16 +16,21 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.testing.servers.keeper import KeeperServer
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisServer
 from tests.faults.driver import ROOT
 from tests.servers import started
 
 
-@pytest.fixture(params=["sqlite", "redis", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["sqlite", "redis", "postgres", "keeper"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with ExitStack() as stack:
-        if request.param == "redis":
+        if request.param == "keeper":
+            keeper = stack.enter_context(KeeperServer.temporary())
+            monkeypatch.setenv("HOLDFAST_TOKEN", keeper.admin)
+            yield keeper.url
+        elif request.param == "redis":
             yield stack.enter_context(started(RedisServer.temporary())).url
         elif request.param == "postgres":
             yield stack.enter_context(started(PostgresServer.temporary())).url
@@ -45,7 +50,8 @@ async def outlive_a_holder(url: str, how: str) -> tuple[str, str]:
         held, token = holder.stdout.readline().split()
         assert held == "held"
         os.kill(holder.pid, signal.SIGSTOP)
-        async with holdfast.open(url, background=False) as store:
+        credential = os.environ["HOLDFAST_TOKEN"] if url.startswith("holdfast") else None
+        async with holdfast.open(url, background=False, token=credential) as store:
             space = store.space("fencing", agent="successor")
             async with space.lock("l", wait="20s") as guard:
                 assert guard.token > int(token)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import os
 import ssl
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -41,6 +41,7 @@ from holdfast.server.gauges import Gauges
 from holdfast.server.http.app import make_app
 from holdfast.server.http.limits import Limits as HttpLimits
 from holdfast.server.http.serving import HttpServer, serve_http
+from holdfast.server.http.tracing import current
 from holdfast.server.metrics import Metrics
 from holdfast.server.traces import Traces
 from holdfast.space import Space
@@ -67,9 +68,17 @@ class _Owns(Protocol):
 class Keeper:
     """A store, served. `await keeper.start()`, then `await keeper.stop()`."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None, background: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        background: bool = True,
+        traces: Traces | None = None,
+    ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
+        self._given_traces = traces
         self.failed = asyncio.Event()
         self.failure: str | None = None
         self.admin_token: Secret | None = None
@@ -121,7 +130,7 @@ class Keeper:
         gauges = Gauges(self.store, self.clock)
         gauges.start()
         self._parts.push_async_callback(gauges.close)
-        self._traces = Traces()
+        self._traces = self._given_traces or Traces()
         span = self._traces.span if self._traces.enabled else None
         self.binary = BinaryPort(self, limits_of(self.config), self._observe, span, sole_owner=self._owned)
         self.metrics = Metrics(
@@ -236,7 +245,12 @@ class Observing:
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
-        return Observed(keeper.engine_for(identity), keeper._observe, keeper._traces.span)
+        return Observed(keeper.engine_for(identity), keeper._observe, self._span)
+
+    def _span(self, op: str, space: str) -> AbstractContextManager[None]:
+        """A span that goes on with the trace of the HTTP request, and carries its correlation id."""
+        bound = current.get()
+        return self._keeper._traces.span(op, space, bound.get("correlation_id"), bound)
 
     def space_for(self, identity: Identity, name: str) -> Space:
         return self._keeper.shown(self.engine_for(identity), identity, name)

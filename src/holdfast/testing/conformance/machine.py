@@ -53,9 +53,8 @@ from holdfast.testing.conformance.subject import EngineFactory, Subject
 
 T = TypeVar("T")
 
-EXAMPLES: Final = 60
 STEPS: Final = 30
-SOAK_EXAMPLES: Final = 3000
+SOAK_FACTOR: Final = 50
 SOAK_STEPS: Final = 80
 
 SPACES: Final = ("one", "two")
@@ -390,7 +389,7 @@ class TestOneEvaluator:
             run_state_machine_as_test(
                 lambda: Comparison(engine_factory, runner),  # type: ignore[arg-type]
                 settings=settings(
-                    max_examples=SOAK_EXAMPLES if soak else EXAMPLES,
+                    max_examples=engine_factory.histories * (SOAK_FACTOR if soak else 1),
                     stateful_step_count=SOAK_STEPS if soak else STEPS,
                     deadline=None,
                     report_multiple_bugs=False,

@@ -1,0 +1,43 @@
+"""The remote engine over a keeper in another process, for the conformance suite, whatever the keeper's store is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.server.host import TOKEN, Host
+
+from holdfast.clock import Clock
+from holdfast.engine import Engine
+from holdfast.engines.remote import RemoteEngine
+from holdfast.testing.conformance import Capabilities, EngineFactory
+from holdfast.testing.conformance.subject import OpenEngine
+from holdfast.testing.shared_clock import SharedClock
+
+
+@contextmanager
+def served(
+    keepers: Host, folder: Path, store: Callable[[int], str], *, sole: bool, histories: int = 10
+) -> Iterator[EngineFactory]:
+    """A factory of remote engines; `store` gives the URL of each new storage, by its number."""
+    numbers = itertools.count(1)
+    ports = []
+
+    def clock() -> SharedClock:
+        return SharedClock(folder / f"clock-{next(numbers)}")
+
+    def new_storage() -> OpenEngine:
+        number = next(numbers)
+        port = keepers.open(store(number), folder / f"clock-{number - 1}", sole=sole)
+        ports.append(port)
+
+        async def open_remote(clock: Clock) -> Engine:
+            return await RemoteEngine.open(f"holdfast://127.0.0.1:{port}", token=TOKEN)
+
+        return open_remote
+
+    yield EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), clock, histories)
+    for port in ports:
+        keepers.close(port)
