@@ -15,6 +15,7 @@ from holdfast.testing.servers.keeper import KeeperServer
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.proxy import Proxy
 from holdfast.testing.servers.redis import RedisServer
+from tests.faults.test_servers import OPERATIONS, SOAK
 from tests.faults.test_servers import (
     test_a_connection_that_is_cut_leaves_no_doubt_that_is_not_told as test_a_connection_that_is_cut,
 )
@@ -48,6 +49,12 @@ KINDS: dict[str, Callable[[ExitStack], str | None]] = {
     "redis": lambda stack: stack.enter_context(started(RedisServer.temporary())).url,
     "postgres": lambda stack: stack.enter_context(started(PostgresServer.temporary())).url,
 }
+
+
+@pytest.fixture
+def operations() -> int:
+    """Fewer than without a keeper: the engines below were tried by themselves."""
+    return OPERATIONS if SOAK else 5_000
 
 
 @pytest.fixture(params=list(KINDS))

@@ -86,7 +86,7 @@ SEEDS: tuple[Message, ...] = (
 
 @pytest.fixture
 def keeper() -> Iterator[KeeperServer]:
-    settings = {"limits": {"idle": "5s"}}
+    settings = {"limits": {"idle": "5s"}, "policies": {"rate_limits": []}}  # one over its rate would not be read
     with KeeperServer.temporary(**settings) as running:
         yield running
 

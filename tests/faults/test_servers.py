@@ -91,14 +91,20 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield KINDS[request.param](stack)
 
 
-async def test_eight_processes_are_linearizable(server: Server, tmp_path: Path) -> None:
-    share = OPERATIONS // WORKERS
+@pytest.fixture
+def operations() -> int:
+    """How many the eight processes do together."""
+    return OPERATIONS
+
+
+async def test_eight_processes_are_linearizable(server: Server, tmp_path: Path, operations: int) -> None:
+    share = operations // WORKERS
     settings = {"workers": WORKERS, "clients": 4, "operations": share, "keys": 16, "timeout": TIMEOUT_S}
     with fleet(tmp_path, url=server.url, **settings) as running:
         await asyncio.to_thread(running.run, kill_every=0.5)
         outcomes = await judge(load(running.files()), running.url)
     assert outcomes["failed"] == 0
-    assert sum(outcomes.values()) >= OPERATIONS
+    assert sum(outcomes.values()) >= operations
     assert running.kills > 2
 
 
