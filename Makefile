@@ -32,7 +32,7 @@ check: setup ## the static part: lint, format, types, and which module may impor
 	@out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out" >&2; exit 1; }
 	@echo "check: lint, format, types and imports are in order"
 
-bench: setup ## our speed beside a peer's in the same run, as JSON lines
+bench: setup tools ## our speed beside a peer's in the same run, as JSON lines
 	@$(BIN)/python -m benchmarks
 
 soak: setup tools ## the suite with its long runs at full size: more rounds, more kills, more operations

@@ -36,6 +36,8 @@ TTL_S: Final = 60
 RETRY_S: Final = 0.001
 """How often redis-py's lock looks whether it is free; its default of 0.1 s would be far slower."""
 LEASE_S: Final = 3600
+LOCKERS_MAX: Final = 32
+"""Each has a lease of its own: for etcd, who comes with the same lease has the lock already."""
 
 Step = Callable[[], Awaitable[object]]
 Steps = Callable[[int, bool], Step]
@@ -90,10 +92,10 @@ async def ours(job: str, target: dict[str, Any]) -> AsyncIterator[Steps]:
 @asynccontextmanager
 async def etcd(job: str, target: dict[str, Any]) -> AsyncIterator[Steps]:
     client = await EtcdClient.connect("127.0.0.1", target["port"], CONNECTIONS["etcd"])
-    lease = await client.lease(LEASE_S)
+    leases = [await client.lease(LEASE_S) for _ in range(LOCKERS_MAX if job == "lock" else 1)]
 
     def steps(task: int, one_name: bool) -> Step:
-        name = _name(task, one_name).encode()
+        name, lease = _name(task, one_name).encode(), leases[task % len(leases)]
 
         async def set() -> None:
             key, value = next_row()

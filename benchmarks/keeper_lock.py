@@ -2,8 +2,8 @@
 
 By one task; by 32, each on a name of its own; and by 32 on one name, where it is about handing over. Ours is `async with
 space.lock(name)`: first come first served, fenced, in the feed and the audit. The recipes: etcd's lock service with a lease
-that all share; redis-py's Lock, which asks again every millisecond; PostgreSQL's advisory lock with a row that says who
-has it.
+for each task, made once; redis-py's Lock, which asks again every millisecond; PostgreSQL's advisory lock with a row that
+says who has it.
 """
 
 from __future__ import annotations

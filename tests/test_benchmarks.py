@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import NAMES  # noqa: E402
+from benchmarks.etcd_client import EtcdClient  # noqa: E402
+from benchmarks.etcd_server import EtcdServer  # noqa: E402
+from benchmarks.keeper_sides import Spent, cpu_s  # noqa: E402
 from benchmarks.places import file_system, real_disk  # noqa: E402
 from benchmarks.report import Goal, Line  # noqa: E402
 from benchmarks.rounds import Rates  # noqa: E402
+
+from tests.servers import started  # noqa: E402
 
 MANDATORY = {"bench", "ours", "peer", "peer_name", "ratio", "unit", "goal", "ok", "runs", "load"}
 
@@ -86,3 +96,69 @@ def test_a_goal_is_judged_on_what_it_names() -> None:
     assert Line("b", 5.0, "x", 10.0, "p", 0.5, Goal("ratio", "at most", 0.4)).ok is False
     assert Line("b", 5.0, "ms", goal=Goal("ours", "at most", 20)).ok is True
     assert Line("b", 5.0, "x").ok is None
+
+
+def test_a_keeper_is_measured_beside_every_peer_that_is_there(tmp_path: Path) -> None:
+    done = bench("--quick", "--folder", str(tmp_path), "keeper_get")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    left_out = done.stderr.count("is left out of keeper_get")
+    assert [line["bench"] for line in lines] == [
+        f"keeper_get_{count}" for count in (1, 32, 256) for _ in range(3 - left_out)
+    ]
+    for line in lines:
+        check_line(line)
+        assert 0 < line["p50_ms"] <= line["p99_ms"]
+        assert min(line[f"{side}server_cpu_us"] for side in ("", "peer_")) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def etcd(folder: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+async def test_the_peers_client_of_etcd_reads_what_it_wrote_and_waits_for_a_lock(tmp_path: Path) -> None:
+    with started(etcd(tmp_path)) as server:
+        client = await EtcdClient.connect("127.0.0.1", server.port, connections=2)
+        await client.put(b"key", b"x" * 256)
+        assert await client.get(b"key") == b"x" * 256
+        assert await client.get(b"other") is None
+        lease = await client.lease(60)
+        first = await client.lock(b"name", lease)
+        other = await client.lease(60)
+        waiting = asyncio.ensure_future(client.lock(b"name", other))
+        await client.put(b"key", b"later")  # long enough for a lock that does not wait
+        assert not waiting.done()
+        await client.unlock(first)
+        assert (await waiting).startswith(b"name/")
+        with pytest.raises(RuntimeError, match="refused"):
+            await client.lock(b"name", lease + 1)
+        client.close()
+
+
+def test_the_cost_of_an_operation_is_the_cpu_of_all_divided_by_their_number() -> None:
+    spent = Spent([3000, 1000, 2000, 4000], server_s=0.0002, client_s=0.0001)
+    assert spent.told("peer_") == {
+        "peer_p50_ms": 3.0,
+        "peer_p99_ms": 4.0,
+        "peer_server_cpu_us": pytest.approx(50),
+        "peer_client_cpu_us": pytest.approx(25),
+    }
+
+
+def test_the_cpu_of_a_process_is_counted_with_that_of_its_children() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            before, own = cpu_s(os.getpid()), time.process_time()
+            while cpu_s(child.pid) < 0.2:
+                time.sleep(0.01)
+            own = time.process_time() - own
+            assert cpu_s(os.getpid()) - before - own > 0.15
+        finally:
+            child.kill()
