@@ -34,6 +34,8 @@ REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest frame of a keeper."""
 HELLO_BYTES_MAX: Final = 4096
 """The largest frame of somebody who has not said who he is."""
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises when a body is no message."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):

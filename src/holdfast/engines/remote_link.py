@@ -29,6 +29,7 @@ from holdfast.identity import Identity
 from holdfast.wire import (
     PROTOCOL,
     REPLY_BYTES_MAX,
+    UNREADABLE,
     Cancel,
     Changes,
     Done,
@@ -461,7 +462,7 @@ class _Line(asyncio.Protocol):
                     self._refused(raised(message))
                 else:
                     client.received(message, len(body) + 4)
-        except (Error, msgspec.MsgspecError) as exc:
+        except (Error, *UNREADABLE) as exc:
             self._refused(IncompatibleStore(f"what answers at {client.address} is not a keeper, or a newer one: {exc}"))
             self.abort()
 

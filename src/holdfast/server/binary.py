@@ -35,6 +35,7 @@ from holdfast.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
     REPLY_BYTES_MAX,
+    UNREADABLE,
     Cancel,
     Changes,
     Commit,
@@ -297,7 +298,7 @@ class Connection(asyncio.Protocol):
     def _message(self, body: bytes) -> None:
         try:
             message = decode_request(body)
-        except msgspec.MsgspecError as exc:
+        except UNREADABLE as exc:
             self._send_failure(id_in(body), InvalidInput(f"the message cannot be understood: {exc}"))
             return
         if self.identity is None:

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.engine import Engine, Receipt
 from holdfast.errors import Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
+    UNREADABLE,
     Commit,
     Committed,
     Compact,
@@ -112,7 +113,7 @@ def id_in(body: bytes) -> int | None:
         match msgspec.msgpack.decode(body):
             case [int(), int(id), *_] if id > 0:
                 return id
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except UNREADABLE:
         pass
     return None
 
