@@ -33,7 +33,7 @@ from holdfast.engine import (
 from holdfast.engines.remote_link import Address, Client
 from holdfast.errors import InvalidInput
 from holdfast.identity import Identity
-from holdfast.wire import PORT, Commit, Compact, Create, Drop, Get, Inspect, Load, Message, Scan, Spaces
+from holdfast.wire import PORT, PREFIXES_MAX, Commit, Compact, Create, Drop, Get, Inspect, Load, Message, Scan, Spaces
 
 SCHEMES: Final = ("holdfast", "holdfasts", "holdfast+unix")
 TLS_OPTIONS: Final = frozenset({"ca", "certificate", "key"})
@@ -93,6 +93,8 @@ class RemoteEngine:
     ) -> AsyncIterator[ChangeSet]:
         for prefix in prefixes:
             check_start(prefix)
+        if len(prefixes) > PREFIXES_MAX:
+            raise InvalidInput(f"a watch has at most {PREFIXES_MAX} prefixes, not {len(prefixes)}")
         if cursor is not None:
             cursor_revision(cursor)
         follower = self._client.follow(space, list(prefixes), cursor, live)
