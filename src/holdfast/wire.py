@@ -142,8 +142,37 @@ class Ping(Message, frozen=True, tag=14):
     id: int
 
 
+class Backup(Message, frozen=True, tag=15):
+    """Copy the whole store as it is now."""
+
+    id: int
+
+
+class ReadBackup(Message, frozen=True, tag=16):
+    """A piece of a copy, from this byte on; after its last piece the copy is gone."""
+
+    id: int
+    backup: str
+    offset: int
+
+
 Request: TypeAlias = (
-    Hello | Commit | Get | Scan | Watch | Grant | Cancel | Create | Spaces | Drop | Load | Compact | Inspect | Ping
+    Hello
+    | Commit
+    | Get
+    | Scan
+    | Watch
+    | Grant
+    | Cancel
+    | Create
+    | Spaces
+    | Drop
+    | Load
+    | Compact
+    | Inspect
+    | Ping
+    | Backup
+    | ReadBackup
 )
 
 
@@ -218,8 +247,33 @@ class Goodbye(Message, frozen=True, tag=11):
     reason: str
 
 
+class BackedUp(Message, frozen=True, tag=12):
+    """A copy was made: its name, for ReadBackup, and how many bytes it has."""
+
+    id: int
+    backup: str
+    size: int
+
+
+class Piece(Message, frozen=True, tag=13):
+    id: int
+    data: bytes
+
+
 Reply: TypeAlias = (
-    Welcome | Committed | Entries | Scanned | Watching | Changes | Done | SpaceInfos | Findings | Failed | Goodbye
+    Welcome
+    | Committed
+    | Entries
+    | Scanned
+    | Watching
+    | Changes
+    | Done
+    | SpaceInfos
+    | Findings
+    | Failed
+    | Goodbye
+    | BackedUp
+    | Piece
 )
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -8,9 +8,12 @@ agent writes as that agent and no other.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.clock import Clock
@@ -31,9 +34,24 @@ from holdfast.engine import (
     cursor_revision,
 )
 from holdfast.engines.remote_link import Address, Client
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.identity import Identity
-from holdfast.wire import PORT, PREFIXES_MAX, Commit, Compact, Create, Drop, Get, Inspect, Load, Message, Scan, Spaces
+from holdfast.wire import (
+    PORT,
+    PREFIXES_MAX,
+    Backup,
+    Commit,
+    Compact,
+    Create,
+    Drop,
+    Get,
+    Inspect,
+    Load,
+    Message,
+    ReadBackup,
+    Scan,
+    Spaces,
+)
 
 SCHEMES: Final = ("holdfast", "holdfasts", "holdfast+unix")
 TLS_OPTIONS: Final = frozenset({"ca", "certificate", "key"})
@@ -129,6 +147,28 @@ class RemoteEngine:
         answer = await self._read(Inspect)
         where = f"the keeper at {self._client.address}, as {self.identity.agent} ({self.identity.role})"
         return [Finding("ok", "remote", where), *answer.findings]
+
+    async def backup(self, target: Path) -> None:
+        """A consistent copy of the keeper's whole store, brought here in pieces; for administrators."""
+        if target.exists():
+            raise InvalidInput(f"{target} exists already; name a file that does not")
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with part.open("xb") as file:
+                await self._fetch_backup(file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(target)
+        except OSError as exc:
+            raise Unavailable(f"the backup {target} cannot be written: {exc.strerror or exc}") from exc
+        finally:
+            part.unlink(missing_ok=True)
+
+    async def _fetch_backup(self, file: BinaryIO) -> None:
+        begun = await self._read(Backup)
+        while (at := file.tell()) < begun.size:
+            piece = await self._read(partial(ReadBackup, backup=begun.backup, offset=at))
+            file.write(piece.data)
 
     def _read(self, make: Callable[[int], Message]) -> Awaitable[Any]:
         return self._client.ask(make, make, reading=True)

@@ -8,6 +8,7 @@ from holdfast.engine import Batch, Durability, Engine, Receipt, SpaceInfo
 from holdfast.identity import Identity
 from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.wrapper import Wrapper
+from holdfast.server.backups import Backups
 
 
 class House(Protocol):
@@ -15,6 +16,7 @@ class House(Protocol):
 
     audited: set[str]
     """Spaces whose reads are noted."""
+    backups: Backups
 
     @property
     def store_engine(self) -> Engine: ...
@@ -29,8 +31,8 @@ class House(Protocol):
 def enter(engine: Engine, identity: Identity, house: House) -> Engine:
     """The engine of an identity behind its rules. An agent in a space without audited reads has nothing in between."""
     if identity.role == "admin":
-        administration = _Administration(engine, house, identity.agent)
-        return AuditedReads(administration, identity.agent, house.store_engine, house.audited)
+        noted = AuditedReads(engine, identity.agent, house.store_engine, house.audited)
+        return _Administration(noted, house, identity.agent)
     house.look_after(identity.space)
     if identity.space in house.audited:
         return AuditedReads(engine, identity.agent, house.store_engine, house.audited)
@@ -38,7 +40,7 @@ def enter(engine: Engine, identity: Identity, house: House) -> Engine:
 
 
 class _Administration(Wrapper):
-    """Administrators come into any space, and make new ones."""
+    """Administrators come into any space, make new ones, and take copies of the whole store."""
 
     def __init__(self, inner: Engine, house: House, agent: str) -> None:
         super().__init__(inner)
@@ -60,3 +62,9 @@ class _Administration(Wrapper):
         if await self.inner.spaces(space):
             await self._house.note_drop(space, self._agent)
         await self.inner.drop(space)
+
+    async def begin_backup(self) -> tuple[str, int]:
+        return await self._house.backups.begin()
+
+    def read_backup(self, id: str, offset: int) -> bytes:
+        return self._house.backups.read(id, offset)

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Engine
+from holdfast.engines.registry import file_of
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.leases import Leases
@@ -34,6 +35,7 @@ from holdfast.layers.tokens import TokenBook, Tokens
 from holdfast.middleware.denials import DenialNotes
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.telemetry import Observed
+from holdfast.server.backups import Backups
 from holdfast.server.binary import BinaryPort, Limits
 from holdfast.server.config import Config, Tls
 from holdfast.server.door import enter
@@ -85,6 +87,8 @@ class Keeper:
         """Made by this start, because the store had no token; to be shown once."""
         self.store: Store = open(config.store or "memory:", clock=self.clock, background=background)
         self.audited: set[str] = set()
+        file = file_of(self.store.url)
+        self.backups = Backups(self.store, None if file is None else file.absolute().parent, self.clock)
         self.binary_port = self.http_port = 0
         self._stopping: str | None = "the keeper is starting"
         self._tls = None if config.tls is None else tls_context(config.tls)
@@ -99,6 +103,7 @@ class Keeper:
         await self.store.__aenter__()
         self._parts.push_async_callback(self.store.close)
         try:
+            self._parts.callback(self.backups.close)
             await self._prepare()
             await self._listen()
         except BaseException:

@@ -32,7 +32,7 @@ OK: Final = "ok"
 OPERATIONS: Final = frozenset(
     {"commit", "get", "scan", "watch", "create", "spaces", "drop", "load", "compact", "inspect", "hello", "ping"}
     | {"set", "delete", "increment", "compare_and_swap", "append", "lock", "renew", "unlock", "transaction", "reserve"}
-    | {"feed", "audit"}
+    | {"feed", "audit", "backup"}
 )
 """What is asked of a keeper: the contract's operations, and document D's verbs over HTTP."""
 

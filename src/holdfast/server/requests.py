@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from holdfast.engine import Engine, Entry, Receipt
-from holdfast.errors import Error, OutcomeUnknown, Unavailable
+from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
     PAGE_BYTES_MAX,
+    BackedUp,
+    Backup,
     Commit,
     Committed,
     Compact,
@@ -22,7 +24,9 @@ from holdfast.wire import (
     Inspect,
     Load,
     Message,
+    Piece,
     Ping,
+    ReadBackup,
     Scan,
     Scanned,
     SpaceInfos,
@@ -75,6 +79,29 @@ async def _inspect(engine: Engine, message: Inspect) -> Message:
     return Findings(message.id, await engine.inspect())
 
 
+@runtime_checkable
+class GivesBackups(Protocol):
+    """What an administrator's engine can do besides."""
+
+    async def begin_backup(self) -> tuple[str, int]: ...
+
+    def read_backup(self, id: str, offset: int) -> bytes: ...
+
+
+def _gives_backups(engine: Engine) -> GivesBackups:
+    if not isinstance(engine, GivesBackups):
+        raise AccessDenied("only an administrator may back up the store")
+    return engine
+
+
+async def _backup(engine: Engine, message: Backup) -> Message:
+    return BackedUp(message.id, *await _gives_backups(engine).begin_backup())
+
+
+async def _read_backup(engine: Engine, message: ReadBackup) -> Message:
+    return Piece(message.id, _gives_backups(engine).read_backup(message.backup, message.offset))
+
+
 async def _ping(engine: Engine, message: Ping) -> Message:
     return Done(message.id)
 
@@ -92,6 +119,8 @@ WORK: Final[dict[type[Message], tuple[str, Work]]] = {
     Compact: ("compact", _compact),
     Inspect: ("inspect", _inspect),
     Ping: ("ping", _ping),
+    Backup: ("backup", _backup),
+    ReadBackup: ("backup", _read_backup),
 }
 """Requests with one answer: the operation's name in metrics, and what is done."""
 
