@@ -242,3 +242,21 @@ def submitted(engine: ResidentEngine, space: str, batch: Batch) -> asyncio.Futur
     reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     engine.submit(space, batch, reply)
     return reply
+
+
+async def test_large_values_are_folded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an owner after a crash would have to read all that was written since."""
+    monkeypatch.setattr(resident_folding, "FOLD_BYTES", 200_000)
+    monkeypatch.setattr(resident_folding, "SLICE_BYTES", 50_000)
+    engine = await ResidentEngine.open(tmp_path / "k.db", clock=ManualClock())
+    value = b'"' + b"x" * 9_998 + b'"'
+    for number in range(100):
+        await engine.commit("s", put(value, f"records/{number % 30}"))
+        assert engine._spaces["s"].unfolded.bytes < 400_000
+    assert engine._spaces["s"].unfolded.folded is not None
+    before = (await engine.scan("s", "")).entries
+    shutil.copytree(tmp_path, tmp_path / "crashed")
+    await engine.close()
+    again = await ResidentEngine.open(tmp_path / "crashed" / "k.db", clock=ManualClock())
+    assert (await again.scan("s", "")).entries == before
+    await again.close()

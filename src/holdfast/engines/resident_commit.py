@@ -225,6 +225,7 @@ class GroupCommit:
         self.check()
         now = self._clock.now_ms()
         groups: dict[str, tuple[ResidentSpace, Group]] = {}
+        self._expect(items)
         for item in items:
             known = groups.get(item.space)
             if known is None:
@@ -251,6 +252,16 @@ class GroupCommit:
         if self._folds:
             self._slice = self.folding.write_slice(dict(written))
         return done
+
+    def _expect(self, items: list[Waiting]) -> None:
+        """Requests that were sent before are searched together: after a crash there are many."""
+        repeated: dict[str, list[Batch]] = {}
+        for item in items:
+            if not item.batch.fresh and item.batch.request_id is not None and item.durability != "volatile":
+                repeated.setdefault(item.space, []).append(item.batch)
+        for space, batches in repeated.items():
+            if len(batches) > 1:
+                self._keeping.home_of(space).expect(batches)
 
     def _begin(self, durability: str) -> None:
         """Begin a transaction, or go on with the one that a look-up has begun."""

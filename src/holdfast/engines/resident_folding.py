@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 
 FOLD_COMMITS: Final = 50_000
 """A pass begins when so many commits of a space are not folded. Laying them over the rows takes a quarter of a second."""
+FOLD_BYTES: Final = 32 * 1024 * 1024
+"""Or when their values are so many bytes, which an owner after a crash has to read."""
 FOLD_S: Final = 300.0
 """Or when the first of them is so old."""
 FOLD_PAUSE_S: Final = 0.02
 """How long to wait for a group that takes a slice along before it is committed alone."""
 SLICE_ROWS: Final = 256
 """Rows of a slice, besides as many as the group writes that takes it along."""
+SLICE_BYTES: Final = 1024 * 1024
+"""A slice ends with the row that reaches this."""
 
 
 class Unfolded:
     """What of one space is in the feed only."""
 
-    __slots__ = ("changed", "commits", "folded", "passing", "upto")
+    __slots__ = ("bytes", "changed", "commits", "folded", "passing", "upto")
 
     def __init__(self) -> None:
         self.folded: int | None = None
@@ -43,6 +47,7 @@ class Unfolded:
         self.changed: set[str] = set()
         """Keys that changed since the last pass began."""
         self.commits = 0
+        self.bytes = 0
         self.passing: list[str] = []
         """What is left of the pass, in falling order."""
         self.upto = 0
@@ -54,6 +59,11 @@ class Unfolded:
             self.folded = revision
         self.changed.update(group.writes)
         self.commits += len(group.commits)
+        self.bytes += sum([len(entry.value) for entry in group.writes.values() if entry is not None])
+
+    @property
+    def is_long(self) -> bool:
+        return self.commits >= FOLD_COMMITS or self.bytes >= FOLD_BYTES
 
     def inherit(self, keys: Iterable[str], folded: int, revision: int) -> None:
         """An owner before this one left these keys behind."""
@@ -64,7 +74,7 @@ class Unfolded:
     def begin_pass(self, revision: int) -> None:
         self.passing = sorted(self.changed, reverse=True)
         self.changed = set()
-        self.commits = 0
+        self.commits = self.bytes = 0
         self.upto = revision
 
 
@@ -93,7 +103,7 @@ class Folding:
     def begin_if_due(self, home: ResidentSpace, *, now: bool = False) -> None:
         """Begin a pass if there is enough to fold; with `now`, whatever there is."""
         unfolded = home.unfolded
-        if home not in self._homes and (unfolded.commits >= FOLD_COMMITS or (now and unfolded.folded is not None)):
+        if home not in self._homes and (unfolded.is_long or (now and unfolded.folded is not None)):
             unfolded.begin_pass(home.revision)
             self._homes.append(home)
 
@@ -106,7 +116,7 @@ class Folding:
         home = self._homes[0]
         unfolded, entries, space = home.unfolded, home.entries, home.id or 0
         count = SLICE_ROWS + (sum(len(group.writes) for group in groups.values()) or SLICE_ROWS)
-        keys = unfolded.passing[-count:]
+        keys = _within_bytes(unfolded.passing[-count:], entries)
         # What the group itself has written must not be written over with what is in memory until it is committed.
         written = groups[home].untold if home in groups else ()
         rows = {key: entries.get(key) for key in reversed(keys) if key not in written}
@@ -140,3 +150,14 @@ class Folding:
             self._homes.remove(home)
         home.note_rows({key: home.entries.get(key) for key in home.unfolded.changed.union(home.unfolded.passing)})
         home.unfolded = Unfolded()
+
+
+def _within_bytes(keys: list[str], entries: Mapping[str, Entry]) -> list[str]:
+    """The last of the keys, as many as a slice may have bytes; one at least."""
+    size = 0
+    for count, key in enumerate(reversed(keys), 1):
+        entry = entries.get(key)
+        size += 0 if entry is None else len(entry.value)
+        if size > SLICE_BYTES:
+            return keys[-count:]
+    return keys

@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 import apsw
 from sortedcontainers import SortedList
 
-from holdfast.engine import Entry
+from holdfast.engine import Batch, Entry
 from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.memory import Space
 from holdfast.engines.resident_feed import Recent
 from holdfast.engines.resident_folding import Unfolded
 from holdfast.engines.sqlite_file import VALUE_INLINE_MAX
 from holdfast.engines.sqlite_folds import folded_upto, newer
-from holdfast.engines.sqlite_rows import Execute, find_request, first_row, head_of
+from holdfast.engines.sqlite_rows import Execute, Requests, first_row, head_of
 
 _SPACES: Final = "SELECT name FROM spaces"
 _SPACE: Final = "SELECT id, durability, audit_reads, floor, created_at, dropped FROM spaces WHERE name = ?"
@@ -54,6 +54,7 @@ class ResidentSpace(Space):
         """The keys that have a row in `large`."""
         self.recent = Recent(0)
         self.unfolded = Unfolded()
+        self._requests = Requests()
 
     @property
     def exists(self) -> bool:
@@ -64,7 +65,14 @@ class ResidentSpace(Space):
             return None
         if not self._connection.in_transaction:
             self._execute("BEGIN IMMEDIATE")  # it ends with the group, and so does a search that stopped half-way
-        return find_request(self._execute, self.id, self.time, actor, request_id)
+        return self._requests.find(self._execute, self.id, self.time, actor, request_id)
+
+    def expect(self, batches: list[Batch]) -> None:
+        """These have request ids that may be known, and are about to be evaluated."""
+        if self.id is not None:
+            if not self._connection.in_transaction:
+                self._execute("BEGIN IMMEDIATE")
+            self._requests.expect(self._execute, self.id, self.time, batches)
 
     def adopt(self, group: Group, id: int) -> None:
         """Take over a group that is in the file now. The first one makes the space."""

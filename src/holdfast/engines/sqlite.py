@@ -305,6 +305,7 @@ class SqliteEngine:
                 continue
             if len(items) > 1 or len(items[0].batch.operations) > 1:
                 state.prepare(item.batch for item in items)
+                state.expect(item.batch for item in items)
             group = Group(state, now)
             for item in items:
                 try:

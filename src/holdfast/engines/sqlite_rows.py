@@ -7,7 +7,7 @@ the transaction it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -145,17 +145,53 @@ def _describe_one(
     return SpaceInfo(name, durability, revision, created_at, bool(audit_reads), floor, due, held)
 
 
-def find_request(execute: Execute, space: int, time: int, actor: str, request_id: str) -> Stored | None:
-    """The commit that answered a request, in a space whose time is `time`."""
-    row = first_row(execute, _REQUEST, (feed_id(space, 0), space, actor, request_id))
-    if row is not None:
-        return _find(row[1], actor, request_id)
-    if not is_generated(request_id):
-        return None
-    # A generated id that is asked for again, after a failure: it stands in the feed, most likely near its end.
-    needle, oldest = request_id.encode(), time - REQUEST_WINDOW_MS
-    rows = execute(_BACKWARDS, (feed_id(space, 0), feed_id(space, REVISION_MAX), oldest))
-    return next((found for (data,) in rows if needle in data and (found := _find(data, actor, request_id))), None)
+class Requests:
+    """The commits of requests that come again, in one space.
+
+    An id that somebody chose is in an index. One that the library made is in the feed alone, most likely near its end, and is
+    searched there: for all batches of a group in one pass (`expect`), since after a crash they come together.
+    """
+
+    def __init__(self) -> None:
+        self._searched: dict[tuple[str, str], Stored | None] = {}
+
+    def expect(self, execute: Execute, space: int, time: int, batches: Iterable[Batch]) -> None:
+        """These are about to be evaluated; what was found is forgotten with the next call."""
+        self._searched = {}
+        asked = {
+            (batch.actor, batch.request_id)
+            for batch in batches
+            if not batch.fresh and batch.request_id is not None and is_generated(batch.request_id)
+        }
+        if len(asked) > 1:
+            self._searched = dict.fromkeys(asked)
+            for (data,) in _backwards(execute, space, time):
+                for commit in _decode_stored(data):
+                    if (id := (commit.actor, commit.request_id or "")) in asked:
+                        self._searched[id] = commit
+                        asked.discard(id)
+                if not asked:
+                    break
+
+    def find(self, execute: Execute, space: int, time: int, actor: str, request_id: str) -> Stored | None:
+        """The commit that answered a request, in a space whose time is `time`."""
+        row = first_row(execute, _REQUEST, (feed_id(space, 0), space, actor, request_id))
+        if row is not None:
+            return _find(row[1], actor, request_id)
+        if not is_generated(request_id):
+            return None
+        if (actor, request_id) in self._searched:
+            return self._searched.pop((actor, request_id))  # true of this group alone
+        needle, rows = request_id.encode(), _backwards(execute, space, time)
+        return next((found for (data,) in rows if needle in data and (found := _find(data, actor, request_id))), None)
+
+
+def _backwards(execute: Execute, space: int, time: int) -> Iterator[tuple[bytes]]:
+    """The rows of the feed for as long as request ids are remembered, the newest first."""
+    rows: Iterator[tuple[bytes]] = execute(
+        _BACKWARDS, (feed_id(space, 0), feed_id(space, REVISION_MAX), time - REQUEST_WINDOW_MS)
+    )
+    return rows
 
 
 def _find(commits: bytes, actor: str, request_id: str) -> Stored | None:
@@ -178,6 +214,7 @@ class SpaceState:
         self.durability = "sync"
         self.dropped = False
         self.revision = self.time = self.last_id = 0
+        self._requests = Requests()
         self._known: dict[str, Entry | None] = {}
         self.large: set[str] = set()
         """Keys seen with a large value."""
@@ -227,7 +264,12 @@ class SpaceState:
         return entries
 
     def request(self, actor: str, request_id: str) -> Stored | None:
-        return None if self.id is None else find_request(self._execute, self.id, self.time, actor, request_id)
+        return None if self.id is None else self._requests.find(self._execute, self.id, self.time, actor, request_id)
+
+    def expect(self, batches: Iterable[Batch]) -> None:
+        """These are about to be evaluated."""
+        if self.id is not None:
+            self._requests.expect(self._execute, self.id, self.time, batches)
 
     def keep(self, group: Group) -> bool:
         """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
