@@ -23,6 +23,8 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 WHOLE_BYTES_MAX: Final = 16 * 1024
 """Up to here a foreign value is looked at by reading it; beyond, that would take too long."""
+LOOKED_AT_BYTES_MAX: Final = 256 * 1024
+"""Up to here it is read all the same where a number in it may be too large to be read again."""
 _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
@@ -110,6 +112,11 @@ def check_json(data: bytes) -> None:
             data.decode()
         numerals = data.translate(_NUMERALS)
         if any(far in numerals for far in _FAR):
+            if len(data) > LOOKED_AT_BYTES_MAX:
+                raise InvalidInput(
+                    f"a value of {len(data):,} bytes has something in it that looks like a number beyond any range; keep it "
+                    "as a blob, or in parts"
+                )
             _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidInput(f"a value must be JSON: {exc}") from None

@@ -415,7 +415,7 @@ def check_batch(batch: Batch) -> int:
         raise InvalidInput(f"a batch has at most {OPERATIONS_MAX} operations; this one has {len(operations)}")
     if len(batch.conditions) > CONDITIONS_MAX:
         raise InvalidInput(f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}")
-    size = 0
+    size = taken = 0
     for condition in batch.conditions:
         if not isinstance(condition, Condition):
             raise InvalidInput(f"{condition!r:.60} is not a condition")
@@ -442,6 +442,9 @@ def check_batch(batch: Batch) -> int:
             _check_extras(op.ttl_ms, "")
         elif isinstance(op, Take):
             _check_take(op)
+            taken += op.n
+            if taken > TAKE_MAX:
+                raise InvalidInput(f"a batch takes at most {TAKE_MAX} entries; this one takes {taken}")
         else:
             raise InvalidInput(f"{op!r:.60} is not an operation")
     if size > BATCH_BYTES_MAX:

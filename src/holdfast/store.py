@@ -23,7 +23,7 @@ from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination
+from holdfast.layers.locks import Coordination, Locks
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
@@ -147,9 +147,10 @@ class Store:
     async def close(self) -> None:
         """Finish what was accepted, stop the background work, let go of the store."""
         if self._engine is not None:
+            caretaker, coordination = self._caretaker, self._coordination
             try:
-                await self._coordination.close()
-                await self._caretaker.stop()
+                await coordination.close()
+                await caretaker.stop()
             finally:
                 await self._engine.close()
                 self._engine = None
@@ -224,6 +225,10 @@ class Store:
         check_space(name)
         check_agent(agent)
         return Space(self._scope(name, agent, engine=engine), self._blob_folder, coordination)
+
+    def locks_of(self, name: str) -> Locks:
+        """Who holds what in a space, as the store itself sees it."""
+        return Locks(self._scope(name, SYSTEM_ACTOR))
 
     def look_after(self, name: str) -> None:
         """Include a space in the background work, whoever uses it."""

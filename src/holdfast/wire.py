@@ -6,7 +6,7 @@ without waiting; each has an id of the client's choosing and gets exactly one an
 are ready. A watch is the exception: it is answered by `Watching`, then by any number of `Changes`, as many bytes as the
 client has granted with `Grant`, until `Cancel`, `Done` or `Failed`.
 
-Order. Commits of one connection are taken in the order of their frames. When a client connects again (same `client`), the
+Order. Commits of one connection are begun in the order of their frames. When a client connects again (same `client`), the
 keeper first lets go of its old connection: nothing sent there can take effect any more, so that a request that is repeated
 is never overtaken by its own first attempt.
 
@@ -17,7 +17,7 @@ are only ever added at the end of a message.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -32,6 +32,12 @@ FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
 """The largest frame of a client: a batch of 16 MiB with everything around it."""
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest frame of a keeper."""
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A page of a scan ends with the entry that reaches this."""
+KEYS_MAX: Final = 10_000
+"""Keys of one Get."""
+PREFIXES_MAX: Final = 64
+"""Prefixes of one Watch."""
 HELLO_BYTES_MAX: Final = 4096
 """The largest frame of somebody who has not said who he is."""
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -62,7 +68,7 @@ class Commit(Message, frozen=True, tag=2):
 class Get(Message, frozen=True, tag=3):
     id: int
     space: str
-    keys: list[str]
+    keys: Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class Scan(Message, frozen=True, tag=4):
@@ -79,7 +85,7 @@ class Watch(Message, frozen=True, tag=5):
 
     id: int
     space: str
-    prefixes: list[str]
+    prefixes: Annotated[list[str], msgspec.Meta(max_length=PREFIXES_MAX)]
     cursor: str | None
     live: bool
     granted: int
@@ -235,7 +241,8 @@ class Failed(Message, frozen=True, tag=10):
 
 
 class Goodbye(Message, frozen=True, tag=11):
-    """The keeper is going away: what is under way is still answered, nothing new is taken."""
+    """The keeper is going away: what is under way is still answered. What is sent now is not, and is to be said again to the
+    next one; only what a client cannot repeat is refused."""
 
     reason: str
 

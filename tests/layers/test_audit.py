@@ -116,6 +116,7 @@ async def test_reads_are_recorded_where_the_space_asks_for_it(store: Store) -> N
         ("market", "get", "records/k"),
         ("market", "scan", "records/k"),
         ("risk", "get", "records/k"),
+        ("market", "watch", ""),  # of the audit itself
     ]
 
 

@@ -291,7 +291,12 @@ async def test_one_sees_and_makes_one_s_own_space_only() -> None:
     await keeper.admin.create("fabrikam", "async")
     engine = keeper.engine_of("a")
     assert await engine.spaces() == await engine.spaces(SPACE) == []
-    await engine.create(SPACE, "async")
+    with pytest.raises(AccessDenied):
+        await engine.create(SPACE, "volatile")
+    with pytest.raises(AccessDenied):
+        await engine.create(SPACE, audit_reads=True)
+    await engine.create(SPACE)
+    assert (await engine.create(SPACE)).durability == "sync"
     assert [info.name for info in await engine.spaces()] == [SPACE]
     assert [info.name for info in await keeper.admin.spaces()] == [SPACE, "fabrikam"]
     for attempt in (engine.drop(SPACE), engine.compact(SPACE, 1), engine.load(SPACE, [], 1), engine.inspect()):

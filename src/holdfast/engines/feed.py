@@ -7,6 +7,7 @@ never a gap.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
@@ -52,3 +53,4 @@ async def follow(
             changes = [change for change in commit.changes if not prefixes or change.key.startswith(prefixes)]
             if changes:
                 yield ChangeSet(commit.version, commit.at, commit.actor, changes, commit.request_id)
+        await asyncio.sleep(0)  # others run too while somebody reads through a long feed

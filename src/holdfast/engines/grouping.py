@@ -13,6 +13,7 @@ every STEP_BACK_S so that others get to run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from holdfast.engine import Batch, Receipt, Reply
 from holdfast.errors import Unavailable
 
 T = TypeVar("T")
+
+log = logging.getLogger("holdfast.grouping")
 
 GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -91,15 +94,18 @@ class CommitQueue:
 
 
 def answer(items: list[Waiting]) -> None:
-    """Give everybody their outcome; on the event loop."""
+    """Give everybody their outcome; on the event loop. One who cannot take it keeps nobody else from theirs."""
     for item in items:
         outcome, reply = item.outcome, item.reply
         if reply is None or reply.done():
             continue
-        if type(outcome) is Receipt:
-            reply.set_result(outcome)
-        else:
-            reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
+        try:
+            if type(outcome) is Receipt:
+                reply.set_result(outcome)
+            else:
+                reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
+        except Exception:
+            log.exception("somebody could not be told what became of a batch")
 
 
 class Turns:

@@ -38,6 +38,7 @@ from holdfast.errors import InvalidInput, Unavailable
 from holdfast.identity import Identity
 from holdfast.wire import (
     PORT,
+    PREFIXES_MAX,
     Backup,
     Commit,
     Compact,
@@ -110,6 +111,8 @@ class RemoteEngine:
     ) -> AsyncIterator[ChangeSet]:
         for prefix in prefixes:
             check_start(prefix)
+        if len(prefixes) > PREFIXES_MAX:
+            raise InvalidInput(f"a watch has at most {PREFIXES_MAX} prefixes, not {len(prefixes)}")
         if cursor is not None:
             cursor_revision(cursor)
         follower = self._client.follow(space, list(prefixes), cursor, live)

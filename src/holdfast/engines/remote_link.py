@@ -58,6 +58,8 @@ PING_S: Final = 10.0
 SILENCE_S: Final = 30.0
 """After so long a silence the connection is given up."""
 CLOSE_S: Final = 10.0
+WAITING_MAX: Final = 100_000
+"""Requests that wait for a connection."""
 WINDOW_BYTES: Final = 1024 * 1024
 """What a watch may have received and not yet handed out."""
 
@@ -224,6 +226,9 @@ class Client:
         self._asked[id] = asked = Asked(first, again, answer, 0.0, request_id, line is not None, reading)
         if line is not None:
             line.write(first)
+        elif len(self._asked) > WAITING_MAX:
+            del self._asked[id]
+            raise Unavailable(f"{self._failure}; {WAITING_MAX:,} requests wait for it already. Nothing was changed")
         else:
             asked.deadline = self._loop.time() + CONNECT_S
             self._connect()
@@ -300,6 +305,8 @@ class Client:
         self._in_flight_max, self._frame_bytes_max = welcome.in_flight_max, welcome.frame_bytes_max
         self._line = line
         self._room.set()
+        for id in [id for id, asked in self._asked.items() if asked.answer.done()]:
+            del self._asked[id]  # nobody waits for it any more
         for id, asked in self._asked.items():
             line.write(frame(asked.again(id)) if asked.sent and asked.again is not None else asked.first)
             asked.sent = True
@@ -317,7 +324,7 @@ class Client:
                 except (AuthenticationFailed, IncompatibleStore, InvalidInput) as exc:
                     self._give_up(exc)
                     return
-                except (OSError, Unavailable) as exc:
+                except (OSError, Error) as exc:
                     self._failure = self._unreachable(exc)
                     if pause >= RETRY_S_MAX:
                         log.warning("%s; trying again", self._failure)
@@ -338,7 +345,7 @@ class Client:
         self._failure = f"the connection to the keeper at {self.address} ended: {reason}"
         deadline = self._loop.time() + RESOLVE_S
         for id, asked in list(self._asked.items()):
-            asked.deadline = deadline
+            asked.deadline = min(asked.deadline, deadline) if asked.deadline else deadline
             if asked.again is None:
                 self._fail(id)
         self._connect()
@@ -395,6 +402,7 @@ class Client:
         """Wait for what was asked, as long as there is a connection, and let go."""
         waiting = [asked.answer for asked in self._asked.values()]
         self._closed = True
+        self._room.set()
         if waiting and self._line is not None:
             await asyncio.wait(waiting, timeout=CLOSE_S)
         for id in list(self._asked):
@@ -489,4 +497,5 @@ class _Line(asyncio.Protocol):
         if self._transport is not None:
             self._flush()
             self._transport.close()
-            await self._ended
+            await asyncio.wait([self._ended], timeout=CLOSE_S)
+            self._transport.abort()

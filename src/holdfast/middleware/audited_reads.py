@@ -7,11 +7,12 @@ makes a read cost a commit; it is meant for spaces where that is the point. The 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import AsyncIterator, Container
 from typing import Final
 
 from holdfast.codec import encode
-from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Entry, Page, Push
+from holdfast.engine import SYSTEM_ACTOR, Batch, ChangeSet, Engine, Entry, Page, Push, Receipt
+from holdfast.errors import Conflict
 from holdfast.keys import subspace_of
 from holdfast.middleware.wrapper import Wrapper
 
@@ -22,7 +23,7 @@ UNNOTED: Final = frozenset({"answers", "audit", "system"})
 
 
 class AuditedReads(Wrapper):
-    """Notes every get and scan on behalf of one actor; where only some spaces ask for it, `spaces` has them.
+    """Notes every get, scan and watch on behalf of one actor, and what refusals and takes show; where only some spaces ask for it, `spaces` has them.
 
     The notes are written through `notes`, which the actor's own rules may not bind.
     """
@@ -47,6 +48,27 @@ class AuditedReads(Wrapper):
         if prefix.split("/", 1)[0] not in UNNOTED:
             await self._note(space, "scan", [prefix])
         return page
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        """A refusal shows an entry, and a take gives some: that is reading too."""
+        try:
+            receipt = await self.inner.commit(space, batch)
+        except Conflict as conflict:
+            if conflict.actual is not None and subspace_of(conflict.actual.key) not in UNNOTED:
+                await self._note(space, "refusal", [conflict.actual.key])
+            raise
+        taken = [entry.key for result in receipt.results if isinstance(result, list) for entry in result]
+        await self._note(space, "take", taken)
+        return receipt
+
+    async def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        """Noted once, when it begins."""
+        noted = [prefix for prefix in prefixes or ("",) if prefix.split("/", 1)[0] not in UNNOTED]
+        await self._note(space, "watch", noted)
+        async for commit in self.inner.watch(space, *prefixes, cursor=cursor, live=live):
+            yield commit
 
     async def _note(self, space: str, operation: str, keys: list[str]) -> None:
         if self._spaces is not None and space not in self._spaces:

@@ -406,9 +406,20 @@ class PolicedEngine:
         """The engine within stays open: others use it."""
 
     async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
+        """One's own space, as it is or as spaces are made; how durable it is otherwise, administrators decide."""
         self._renew()
         self._enter(space, "Set", "")
+        if not self._admin and "Set" not in self._verbs:
+            self._deny_verb(space, "Set", "")
         self._charge(1, space, "Set", "")
+        if not self._admin:
+            for info in await self._inner.spaces(space):
+                if info.durability == durability and info.audit_reads >= audit_reads:
+                    return info
+            if durability != "sync" or audit_reads:
+                self._deny(
+                    space, ADMIN, "", "how durable a space is, and whether its reads are noted, administrators decide"
+                )
         return await self._inner.create(space, durability, audit_reads=audit_reads)
 
     async def spaces(self, name: str | None = None) -> list[SpaceInfo]:

@@ -7,7 +7,6 @@ import logging
 from typing import Final
 
 from holdfast.clock import Clock
-from holdfast.engine import SYSTEM_ACTOR
 from holdfast.errors import Error
 from holdfast.layers.lines import LOCKS
 from holdfast.store import Store
@@ -42,7 +41,7 @@ class Gauges:
         self.state_bytes = sum(each.bytes for _, each in used)
         self.queue_depth = sum(each.keys for _, each in used if each.subspace == "queues")
         locked = {name for name, each in used if each.subspace == LOCKS.name and each.keys and name[0] != "_"}
-        lines = [await self._store.space(name, agent=SYSTEM_ACTOR).locks.list() for name in locked]
+        lines = [await self._store.locks_of(name).list() for name in locked]
         self.locks_held = sum(len(state.holders) for states in lines for state in states)
 
     async def _run(self) -> None:
@@ -51,4 +50,6 @@ class Gauges:
                 await self.count()
             except Error as exc:
                 log.warning("the store could not be counted: %s", exc)
+            except Exception:
+                log.exception("the store could not be counted")
             await self._clock.sleep_until(self._clock.now_ms() + COUNT_MS)

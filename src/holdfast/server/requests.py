@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, runtime_checkable
 
-import msgspec
-
-from holdfast.engine import Engine, Receipt
+from holdfast.engine import Engine, Entry, Receipt
 from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
-    UNREADABLE,
+    PAGE_BYTES_MAX,
     BackedUp,
     Backup,
     Commit,
@@ -130,21 +128,41 @@ CHANGING: Final = frozenset({"commit", "create", "drop", "load", "compact"})
 """Those that may have been done although they failed unexpectedly."""
 
 
+UNREPEATABLE: Final = frozenset({Drop, Load, Compact})
+"""Those that a client does not say again by itself."""
+
+
+def fitting(entries: list[Entry]) -> list[Entry]:
+    """As many entries as an answer may have: the one that makes it large is the last."""
+    size = 0
+    for number, entry in enumerate(entries, 1):
+        size += len(entry.value)
+        if size > PAGE_BYTES_MAX:
+            return entries[:number]
+    return entries
+
+
 def unexpected(op: str, exc: BaseException) -> Error:
     """What a client hears of a fault of ours: nothing of the inside; a commit may have happened."""
     text = f"the keeper failed inside ({type(exc).__name__}); its log says more"
     return OutcomeUnknown(text) if op in CHANGING else Unavailable(text)
 
 
+_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""Bytes of an unsigned integer, by its first byte in msgpack."""
+
+
 def id_in(body: bytes) -> int | None:
-    """The id of a message that is otherwise wrong, if it can be found."""
-    try:
-        match msgspec.msgpack.decode(body):
-            case [int(), int(id), *_] if id > 0:
-                return id
-    except UNREADABLE:
-        pass
-    return None
+    """The id of a message that is otherwise wrong, if it can be found: its second element. Nothing else of it is read."""
+    first = body[0] if body else 0
+    at = 1 if 0x92 <= first <= 0x9F else 3 if first == 0xDC else 5 if first == 0xDD else 0
+    if not at or len(body) < at + 2 or body[at] > 0x7F:
+        return None
+    at += 1
+    size = _NUMBERS.get(body[at], 0)
+    if not size:
+        return body[at] if 0 < body[at] <= 0x7F else None
+    return int.from_bytes(body[at + 1 : at + 1 + size], "big") or None
 
 
 class Asker(Protocol):

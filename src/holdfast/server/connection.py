@@ -1,0 +1,485 @@
+"""One client's connection to the binary port: who it is, what it asks, what it is answered.
+
+Requests are begun in the order they came and answered when they are done. `in_flight` counts those that were taken and are
+not answered; a connection that waits to be welcome counts as one. Reading stops (`_pause`) while too much is in flight, while
+the client does not take its answers, and while something holds it (`hold`): a welcome, a watch that does not know yet where it
+stands, a rate that was exceeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from holdfast.engine import Batch, Engine, Page, Submits
+from holdfast.errors import (
+    AuthenticationFailed,
+    Error,
+    InvalidInput,
+    OutcomeUnknown,
+    RateLimitExceeded,
+    Unavailable,
+)
+from holdfast.identity import Identity
+from holdfast.ids import is_generated
+from holdfast.server.requests import UNREPEATABLE, WORK, Answer, Work, fitting, id_in, unexpected
+from holdfast.server.watches import Watches
+from holdfast.wire import (
+    HELLO_BYTES_MAX,
+    PROTOCOL,
+    REPLY_BYTES_MAX,
+    UNREADABLE,
+    Cancel,
+    Commit,
+    Entries,
+    Frames,
+    Get,
+    Grant,
+    Hello,
+    Message,
+    Request,
+    Scan,
+    Scanned,
+    Watch,
+    Welcome,
+    decode_request,
+    failed,
+    frame,
+)
+
+if TYPE_CHECKING:
+    from holdfast.server.binary import BinaryPort
+
+HELLO_S: Final = 10.0
+"""How long a connection may take to say who it is."""
+TURN_FRAMES: Final = 64
+"""How many requests are started of one connection before the others have a turn."""
+PENALTY_S_MAX: Final = 0.1
+"""How long nothing more is read of a connection that was over its rate; less if there is less to wait."""
+STUCK_S: Final = 30.0
+"""How long a client may take nothing of what is ready for it, or of a connection's last words."""
+UNSENT_BYTES_MAX: Final = 256 * 1024
+"""Answers collected for one write; more are written at once."""
+LARGE_READS_MAX: Final = 4
+"""Scans, and reads of many keys, of one connection under way at once."""
+CLIENT_ID_MAX: Final = 64
+INDEXED: Final = "~"
+"""Added to an id that the library made, where it has to be indexed."""
+
+log = logging.getLogger("holdfast.server")
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, port: BinaryPort) -> None:
+        self.port = port
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames(HELLO_BYTES_MAX)
+        self._transport: asyncio.Transport
+        self._out: list[bytes] = []
+        self._unsent = 0
+        self._ended = False
+        """Nothing more can be written."""
+        self.identity: Identity | None = None
+        self._held = 0
+        """Why nothing more is read, besides a full pipe: a welcome, a watch that does not know where it stands, its rate."""
+        self.engine: Engine
+        self._at_once: Submits | None = None
+        self._client: tuple[str, str] | None = None
+        self._heard_at = self._began_at = self._loop.time()
+        self._stuck_at: float | None = None
+        """Since when nothing could be written."""
+        self._closed = False
+        self._paused = False
+        self._slowed = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.watches = Watches(self)
+        self.in_flight = 0
+        self._behind = 0
+        """Commits that are tasks: what comes after them must not overtake them."""
+        self._large_reads = asyncio.Semaphore(LARGE_READS_MAX)
+        self._settled: asyncio.Event | None = None
+
+    # --- the transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        port = self.port
+        if port.closing is not None or len(port.connections) >= port.limits.connections:
+            reason = port.closing or f"there are {len(port.connections):,} connections already; try again later"
+            self._give_up(Unavailable(reason))
+            return
+        port.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
+        self.port.gone(self)
+        if self._client is not None and self.port.clients.get(self._client) is self and not self.in_flight:
+            del self.port.clients[self._client]
+        self.watches.end()
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._heard_at = self._loop.time()
+        self._frames.feed(data)
+        self._read()
+
+    def pause_writing(self) -> None:
+        self._stuck_at = self._loop.time()
+        self._writable.clear()
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._stuck_at = None
+        self._writable.set()
+        self._resume()
+
+    async def writable(self) -> None:
+        """Return when the client has taken what was sent, or has gone."""
+        while not self._writable.is_set() and not self._closed:
+            await self._writable.wait()
+
+    def _pause(self) -> None:
+        if not self._paused and not self._closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and not self._closed and self._writable.is_set() and not self._held:
+            self._paused = False
+            self._read()
+            if not self._paused and not self._closed:
+                self._transport.resume_reading()
+
+    def hold(self) -> None:
+        self._held += 1
+        self._pause()
+
+    def let_go(self) -> None:
+        self._held -= 1
+        self._resume()
+
+    def _slow_down(self, retry_after: float) -> None:
+        """It is over its rate: whatever else it has sent can wait."""
+        if not self._slowed:
+            self._slowed = True
+            self.hold()
+            self._loop.call_later(min(retry_after, PENALTY_S_MAX), self._go_on)
+
+    def _go_on(self) -> None:
+        self._slowed = False
+        self.let_go()
+
+    def _read(self) -> None:
+        """Start every request that has come, up to what may be in flight."""
+        limit, left = self.port.limits.in_flight, TURN_FRAMES
+        try:
+            while not self._paused and not self._closed:
+                if self.in_flight >= limit:
+                    self._pause()
+                    return
+                if not left:
+                    self.hold()
+                    self._loop.call_soon(self.let_go)
+                    return
+                left -= 1
+                body = self._frames.next()
+                if body is None:
+                    return
+                self._message(body)
+        except Error as exc:
+            self._give_up(exc)
+        except Exception:
+            log.exception("a connection is closed: what it sent could not be dealt with")
+            self._give_up(Unavailable("the keeper failed inside; its log says more"))
+
+    def _message(self, body: bytes) -> None:
+        try:
+            message = decode_request(body)
+        except UNREADABLE as exc:
+            id = None if self.identity is None else id_in(body)
+            self._send_failure(id, InvalidInput(f"the message cannot be understood: {exc}"))
+            return
+        if self.identity is None:
+            self._hello(message)
+        else:
+            self._request(message)
+
+    def _request(self, message: Request) -> None:
+        if isinstance(message, Watch):
+            self.watches.begin(message)
+        elif isinstance(message, Grant):
+            self.watches.grant(message)
+        elif isinstance(message, Cancel):
+            self.watches.cancel(message)
+        elif isinstance(message, Hello):
+            raise InvalidInput("Hello was said already")
+        else:
+            self._start(message)
+
+    # --- sending ---
+
+    def send(self, message: Message) -> None:
+        self.write(frame(message))
+
+    def write(self, data: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(data)
+        self._unsent += len(data)
+        if self._unsent > UNSENT_BYTES_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._out and not self._ended and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
+        self._out = []
+        self._unsent = 0
+
+    def _send_failure(self, id: int | None, error: Error) -> None:
+        """Answer a request with an error; without an id, it is the connection's and its last answer."""
+        if id is None:
+            self._give_up(error)
+        else:
+            self.send(failed(id, error))
+
+    def _give_up(self, error: Error) -> None:
+        self.send(failed(0, error))
+        self.close()
+
+    def close(self) -> None:
+        """Send what is ready, and end."""
+        self._flush()
+        self._closed = True
+        if self._stuck_at is None:
+            self._stuck_at = self._loop.time()
+        self._transport.close()
+
+    def finish(self) -> None:
+        """Send what is ready, say that nothing follows, and let the other side close.
+
+        What it still sends is thrown away, but taken: closing with something unread makes the system forget what was sent.
+        """
+        self._flush()
+        self._closed = True
+        if self._transport.is_closing():
+            return
+        try:
+            self._ended = True
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+                self._transport.resume_reading()
+            else:  # TLS
+                self._transport.close()
+        except (OSError, RuntimeError):  # it is gone, or reading is on
+            log.debug("a connection ended while the keeper stopped")
+
+    def look(self, now: float) -> None:
+        """Called about once a second."""
+        limits, identity = self.port.limits, self.identity
+        if self._stuck_at is not None and now - self._stuck_at > STUCK_S:
+            self._transport.abort()  # it takes nothing
+        elif self._closed:
+            return
+        elif identity is None:
+            if now - self._began_at > HELLO_S and not self._held:
+                self._give_up(AuthenticationFailed(f"no Hello within {HELLO_S:g} s"))
+        elif not self.port.keeper.is_valid(identity):
+            self._give_up(AuthenticationFailed("the token has ended or was revoked"))
+        elif now - self._heard_at > limits.idle_s and not self.in_flight:
+            self._give_up(Unavailable(f"nothing was heard for {limits.idle_s:g} s"))
+
+    # --- the beginning ---
+
+    def _hello(self, message: Request) -> None:
+        if not isinstance(message, Hello):
+            raise AuthenticationFailed("the first message must be Hello with a token")
+        if message.protocol != PROTOCOL:
+            raise InvalidInput(f"this keeper speaks version {PROTOCOL} of the protocol, not {message.protocol}")
+        if not 0 < len(message.client) <= CLIENT_ID_MAX:
+            raise InvalidInput(f"a client's id has between 1 and {CLIENT_ID_MAX} characters")
+        identity = self.port.keeper.authenticate(message.token)
+        self._client = (identity.token_id, message.client)
+        before = self.port.clients.get(self._client)
+        self.port.clients[self._client] = self
+        if before is None or before is self:
+            self._welcome(identity)
+            return
+        self.hold()
+        self.in_flight += 1  # until it is welcome, whoever comes after it waits for what it waits for
+        self._spawn(self._welcome_after(before, identity))
+
+    async def _welcome_after(self, before: Connection, identity: Identity) -> None:
+        try:
+            before.abandon()
+            await before.settled()
+            if not self._closed:
+                self._welcome(identity)
+        except Error as exc:
+            self._give_up(exc)
+        finally:
+            self.let_go()
+            self._finished()
+
+    def _welcome(self, identity: Identity) -> None:
+        limits = self.port.limits
+        self.identity = identity
+        self.engine = engine = self.port.keeper.engine_for(identity)
+        self._at_once = engine if isinstance(engine, Submits) else None
+        self._frames.frame_bytes_max = limits.frame_bytes
+        self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
+
+    def abandon(self) -> None:
+        """Take nothing more from this connection: its client has another one."""
+        self._closed = True
+        self._transport.abort()
+
+    async def settled(self) -> None:
+        """Return when everything that was taken from it is done."""
+        if self.in_flight:
+            if self._settled is None:
+                self._settled = asyncio.Event()
+            await self._settled.wait()
+
+    # --- requests ---
+
+    def _start(self, message: Any) -> None:
+        """Do it, and answer."""
+        if self.port.closing is not None:
+            self._leave(message, self.port.closing)
+            return
+        if type(message) is Commit:
+            message = self._recognisable(message)
+        self.in_flight += 1
+        if self._at_once is None or not self._started_at_once(self._at_once, message):
+            self._behind += type(message) is Commit
+            self._spawn(self._run(message, self._loop.time()))
+
+    def _leave(self, message: Any, reason: str) -> None:
+        """The keeper is going: its client says this again to the next one, unless that could do it twice."""
+        if type(message) in UNREPEATABLE or (type(message) is Commit and message.batch.request_id is None):
+            self.send(failed(message.id, Unavailable(reason)))
+
+    def _started_at_once(self, engine: Submits, message: Any) -> bool:
+        """Without a task, where the engine can: most commits and gets."""
+        if self.port.span is not None:
+            return False
+        began, op = self._loop.time(), ""
+        try:
+            if type(message) is Commit and not self._behind:
+                op = "commit"
+                return engine.submit(message.space, message.batch, Answer(self, message.id, began))
+            if type(message) is Get and self._writable.is_set():
+                op = "get"
+                entries = engine.read(message.space, message.keys)
+                if entries is None:
+                    return False
+                self._answer(message.id, Entries(message.id, entries))
+                self.observed("get", "ok", began)
+                return True
+        except Error as exc:
+            self._refuse(message.id, exc)
+            self.observed(op, exc.code, began)
+            return True
+        except Exception as exc:
+            log.exception("%s failed unexpectedly", op)
+            self.send(failed(message.id, unexpected(op, exc)))
+            self.observed(op, "error", began)
+            return True
+        return False
+
+    def _refuse(self, id: int, error: Error) -> None:
+        self.send(failed(id, error))
+        if isinstance(error, RateLimitExceeded):
+            self._slow_down(error.retry_after)
+
+    def observed(self, op: str, outcome: str, began: float) -> None:
+        """It was answered, or has to be forgotten."""
+        self.port.observe(op, outcome, self._loop.time() - began)
+        self._finished()
+
+    def _recognisable(self, message: Commit) -> Commit:
+        """A commit whose request id will be found again if it is repeated.
+
+        `fresh` is believed only of an id that the library made, and only if nobody else commits to this store: otherwise
+        another keeper may have answered it, or still will. Such an id is found by searching the feed, which is too slow to be
+        done for each; so there it gets a form of its own, which engines index like an id that somebody chose.
+        """
+        batch, sole = message.batch, self.port.sole_owner
+        id = batch.request_id
+        if id is None or (sole and (not batch.fresh or is_generated(id))):
+            return message
+        if not sole and is_generated(id):
+            id += INDEXED
+        elif not batch.fresh:
+            return message
+        return Commit(message.id, message.space, Batch(batch.actor, batch.operations, batch.conditions, id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, message: Any, began: float) -> None:
+        op, work = WORK[type(message)]
+        outcome = "ok"
+        try:
+            await self.writable()
+            span = self.port.span
+            if span is None:
+                await self._do(message, work)
+            else:
+                with span(op, getattr(message, "space", "")):
+                    await self._do(message, work)
+        except Error as exc:
+            outcome = exc.code
+            self._refuse(message.id, exc)
+        except Exception as exc:
+            outcome = "error"
+            log.exception("%s failed unexpectedly", op)
+            self.send(failed(message.id, unexpected(op, exc)))
+        finally:
+            self._behind -= type(message) is Commit
+            self.observed(op, outcome, began)
+
+    async def _do(self, message: Any, work: Work) -> None:
+        if type(message) is Scan or (type(message) is Get and len(message.keys) > 1):
+            async with self._large_reads:
+                self._answer(message.id, await work(self.engine, message))
+                await self.writable()
+        else:
+            self._answer(message.id, await work(self.engine, message))
+
+    def _answer(self, id: int, message: Message) -> None:
+        """Send it, if it is not too large; that is found out before it is packed."""
+        if type(message) is Scanned:
+            page, entries = message.page, fitting(message.page.entries)
+            if len(entries) < len(page.entries):
+                message = Scanned(id, Page(entries, True, page.revision))
+        elif type(message) is Entries and len(message.entries) > 1:
+            size = sum(len(entry.value) for entry in message.entries if entry is not None)
+            if size > REPLY_BYTES_MAX // 2:
+                raise InvalidInput(f"the answer has {size:,} bytes; that is too much. Ask for less at once")
+        data = frame(message)
+        if len(data) > REPLY_BYTES_MAX:
+            raise OutcomeUnknown(
+                f"the answer has {len(data):,} bytes, more than can be sent; what was asked for was done. Take less at once"
+            )
+        self.write(data)
+
+    def _finished(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            if self._settled is not None:
+                self._settled.set()
+            if self._closed and self._client is not None and self.port.clients.get(self._client) is self:
+                del self.port.clients[self._client]
+        if self._paused and self.in_flight <= self.port.limits.in_flight // 2:
+            self._loop.call_soon(self._resume)  # not here: whoever answers has others to answer
