@@ -454,3 +454,21 @@ async def test_a_volatile_space_of_a_file_stays_volatile_when_the_file_is_opened
         await engine.commit("space", Batch("alice", (Put("records/k", b"1"),)))
         assert [info.durability for info in await engine.spaces()] == ["volatile"]
         await engine.close()
+
+
+async def test_a_fork_after_closing_leaves_the_childs_files_alone(tmp_path: Path) -> None:
+    """The numbers of the lock's files are given out again; a closed engine that is still referred to has none."""
+    engine = await ResidentEngine.open(tmp_path / "store.db")
+    await engine.close()
+    files = [os.open(tmp_path / "store.db", os.O_RDONLY) for _ in range(8)]
+    child = os.fork()
+    if child == 0:
+        try:
+            for file in files:
+                os.fstat(file)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for file in files:
+        os.close(file)

@@ -386,4 +386,5 @@ class ResidentEngine:
         if folded and self.failure is None:
             self._lock.unsign()
         self._lock.release()
+        _ENGINES.discard(self)  # a child must not close what has these numbers by then
         self._lock.close()
