@@ -469,6 +469,6 @@ async def test_a_fork_after_closing_leaves_the_childs_files_alone(tmp_path: Path
         except OSError:
             os._exit(1)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     for file in files:
         os.close(file)
