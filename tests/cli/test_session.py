@@ -94,5 +94,6 @@ def test_reads_of_a_space_that_asks_for_it_are_audited(cli: Cli) -> None:
     cli("spaces", "create", "strict", "--audit-reads")
     cli("--space", "strict", "set", "k", "1")
     cli("--space", "strict", "--agent", "nosy", "get", "k")
-    [told] = cli("--space", "strict", "audit", "--outcome", "read", "--json").json_lines
+    [told, looked] = cli("--space", "strict", "audit", "--outcome", "read", "--json").json_lines
+    assert (looked["actor"], looked["operation"]) == ("cli", "watch"), "whoever reads the audit is in it too"
     assert (told["actor"], told["operation"], told["key"]) == ("nosy", "get", "records/k")
