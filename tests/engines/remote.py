@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,26 @@ from tests.server.host import TOKEN, Host
 from holdfast.clock import Clock
 from holdfast.engine import Engine
 from holdfast.engines.remote import RemoteEngine
+from holdfast.testing import conformance
 from holdfast.testing.conformance import Capabilities, EngineFactory
 from holdfast.testing.conformance.subject import OpenEngine
 from holdfast.testing.shared_clock import SharedClock
+
+PARTS = [
+    "TestDurability",
+    "TestFeed",
+    "TestOneEvaluator",
+    "TestOutcome",
+    "TestRequests",
+    "TestSpaces",
+    "TestTotalOrder",
+    "TestWatching",
+    "subject",
+]
+"""Where a connection, a keeper and another process's clock can make a difference; the whole suite runs in a soak."""
+
+__all__ = conformance.__all__ if os.environ.get("HOLDFAST_SOAK") == "1" else PARTS
+globals().update({name: getattr(conformance, name) for name in __all__})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The remote engine passes the conformance suite through a keeper in another process, over PostgreSQL."""
+"""The remote engine passes the conformance suite (whole in a soak) through a keeper in another process, over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.engines.remote import *  # noqa: F403
 from tests.engines.remote import served
 from tests.server.host import Host, host
 
-from holdfast.testing.conformance import *  # noqa: F403
 from holdfast.testing.conformance import EngineFactory
 from holdfast.testing.servers.postgres import PostgresServer
 

