@@ -240,8 +240,11 @@ class Link:
         info, config = await self.call_all(("INFO",), ("CONFIG", "GET", "*append*"))
         if isinstance(info, RedisError):
             raise info
+        told = parse_info(info)
+        if told.get("loading", "0") != "0":  # until then it says of itself what is not so, such as that it keeps no log
+            raise Lost("the server is still loading its data")
         return facts_of(
-            parse_info(info),
+            told,
             None if isinstance(config, RedisError) else config,
             asserted=self._url.asserted,
         )
