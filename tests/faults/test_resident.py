@@ -38,7 +38,7 @@ TIMEOUT_S = 3600 if SOAK else 240
 
 async def test_an_owner_that_is_killed_again_and_again_is_linearizable(tmp_path: Path) -> None:
     """What was left without an answer is asked again under its request id, by the owner's next life."""
-    operations, url = 400_000 if SOAK else 40_000, f"resident:{tmp_path / 'store.db'}"
+    operations, url = 400_000 if SOAK else 20_000, f"resident:{tmp_path / 'store.db'}"
     with fleet(tmp_path, workers=1, clients=16, operations=operations, keys=16, timeout=TIMEOUT_S, url=url) as running:
         running.run(kill_every=0.3)
         outcomes = await judge(load(running.files()), url)
