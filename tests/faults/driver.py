@@ -29,6 +29,8 @@ from holdfast.testing.linearizability import check, is_write
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = "crash"
 END = "records/end"
+KILLED_STARTING = 0.1
+"""How many of the kills that come before a worker is at work are carried out; else a slow machine would do nothing but start."""
 
 
 class Worker:
@@ -61,6 +63,10 @@ class Worker:
         return [
             path for life in range(self.life + 1) if (path := self.fleet.folder / f"{self.name}.{life}.jsonl").exists()
         ]
+
+    def at_work(self) -> bool:
+        """Whether its present life has got so far as to record something."""
+        return (self.fleet.folder / f"{self.name}.{self.life}.jsonl").exists()
 
     def sent(self) -> int:
         return sum(isinstance(event, Started) for path in self.files() for event in events(path))
@@ -106,9 +112,10 @@ class Fleet:
             self.check()
             if kill_every is not None and time.monotonic() >= next_kill:
                 victim = rng.choice(running)
-                victim.kill()
-                victim.restart()
-                self.kills += 1
+                if victim.at_work() or rng.random() < KILLED_STARTING:
+                    victim.kill()
+                    victim.restart()
+                    self.kills += 1
                 next_kill = time.monotonic() + rng.uniform(0, 2 * kill_every)
             time.sleep(rng.uniform(0.001, 0.01))
         self.check()

@@ -45,6 +45,12 @@ class Waiting(msgspec.Struct, eq=False):
     reply: Reply | None = None
     outcome: Receipt | BaseException | None = None
 
+    def told(self) -> Receipt:
+        """The outcome, which is there; raised if it is none to be glad of."""
+        if type(self.outcome) is Receipt:
+            return self.outcome
+        raise self.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
+
 
 class CommitQueue:
     """Batches that wait to be committed. They are added on the loop, and each is taken once, in whichever thread."""
@@ -128,18 +134,16 @@ class Turns:
         self._stepped_back_at = 0.0
         self._closed = False
 
-    async def commit(self, item: Waiting) -> Receipt:
-        """Queue a batch that `check_batch` has accepted, or commit it at once, and wait for what becomes of it."""
+    def enter(self, item: Waiting) -> asyncio.Future[Receipt] | None:
+        """Queue a batch that `check_batch` has accepted, and give what to await; None: it was committed, and has its outcome."""
         if not self._asked:
             self._first = task = asyncio.current_task()
             if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
-                if type(item.outcome) is Receipt:
-                    return item.outcome
-                raise item.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
+                return None
         reply: asyncio.Future[Receipt] = self._loop.create_future()
         item.reply = reply
         self.submit(item)
-        return await reply
+        return reply
 
     def submit(self, item: Waiting) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""

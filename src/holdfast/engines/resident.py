@@ -127,7 +127,10 @@ class ResidentEngine:
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         item = self._checked(space, batch)
-        return item if isinstance(item, Receipt) else await self._commits.commit(item)
+        if isinstance(item, Receipt):
+            return item
+        reply = self._commits.enter(item)
+        return item.told() if reply is None else await reply
 
     def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""

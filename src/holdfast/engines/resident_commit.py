@@ -113,7 +113,7 @@ class GroupCommit:
         self._data_version = opened.data_version
         self._synchronous = "sync"
         self._turns = Turns("holdfast-resident", self._begin_next, self._commit_at_once)
-        self.commit, self.submit = self._turns.commit, self._turns.submit
+        self.enter, self.submit = self._turns.enter, self._turns.submit
         self._jobs: deque[_Job] = deque()
         self._commit_s = INLINE_COMMIT_S / 10
         self._until_probe = PROBE_EVERY

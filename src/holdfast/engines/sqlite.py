@@ -169,7 +169,8 @@ class SqliteEngine:
                 return await self._volatile.commit(space, batch)
         item = Waiting(space, "sync" if home is None else home.durability, batch, size)
         try:
-            return await self._turns.commit(item)
+            reply = self._turns.enter(item)
+            return item.told() if reply is None else await reply
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
@@ -284,6 +285,7 @@ class SqliteEngine:
             raise translate(self._path, exc) from exc
         if inherited:
             self._lock.unsign()
+        self._data_version = self._writer.data_version()  # our own commit counts too; others' show when we look again
         self._lock.ring()
         return answer
 
@@ -384,8 +386,8 @@ class SqliteEngine:
         return self._write if self._turns.in_thread is None else self._read_beside
 
     def _is_outdated(self) -> bool:
-        """Whether another connection has committed since the last time this was asked."""
-        [(version,)] = self._write("PRAGMA data_version").fetchall()
+        """Whether another connection has committed since the last time this was asked. In a transaction only."""
+        version = self._writer.data_version()
         if version == self._data_version:
             return False
         self._data_version = version

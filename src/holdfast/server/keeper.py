@@ -122,11 +122,12 @@ class Keeper:
             self.look_after(info.name)
             if info.audit_reads:
                 self.audited.add(info.name)
+        tokens = Tokens(engine, self.clock, ADMIN)
+        if not await tokens.list():  # before the book is opened: it would hear of this one only by the feed
+            self.admin_token, _ = await tokens.create(ADMIN, None, "admin")
         self._book = TokenBook(engine, self.clock)
         await self._book.start()
         self._parts.push_async_callback(self._book.close)
-        if not len(self._book):
-            self.admin_token, _ = await Tokens(engine, self.clock, ADMIN).create(ADMIN, None, "admin")
         denials = DenialNotes(engine, self.clock)
         self._parts.push_async_callback(denials.close)
         self._policy = Policy(engine, self.clock, self.config.policies, denied=denials)
