@@ -162,10 +162,10 @@ async def test_a_writer_that_was_open_before_the_owner_died_folds_before_it_writ
 async def test_a_store_that_nobody_writes_to_is_folded_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.resident_commit.FOLD_S", 0.01)
     monkeypatch.setattr("holdfast.engines.resident_commit.FOLD_PAUSE_S", 0.001)
     monkeypatch.setattr(resident_folding, "SLICE_ROWS", 3)
     engine = await ResidentEngine.open(tmp_path / "team.db")
+    engine.fold_every(0.01)
     await asyncio.gather(*(engine.commit(f"s{n % 2}", put(b"1", f"records/{n}")) for n in range(40)))
     for _ in range(1_000):
         if not behind(tmp_path / "team.db"):

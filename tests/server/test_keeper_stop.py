@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -153,6 +154,17 @@ async def test_new_settings_count_from_the_next_request_on_and_no_request_fails(
         await _until(noisy, denied=False)  # nobody has sent a signal: it looks at the file itself
         await _logged(keeper, "listen.http changed in the file and needs a restart")
 
+        keeper.write_settings(spaces={"made": {"durability": "async"}}, limits={"connections": 8})
+        keeper.signal(signal.SIGHUP)
+        async with asyncio.timeout(20):
+            while "made" not in await _durabilities(keeper):
+                await asyncio.sleep(0.05)
+        assert (await _durabilities(keeper))["made"] == "async"
+        socket_of = (socket.create_connection(("127.0.0.1", keeper.http_port)) for _ in range(9))
+        with ExitStack() as stack:
+            opened = [stack.enter_context(each) for each in socket_of]
+            assert b"503" in opened[-1].recv(100)
+
         before = done
         await asyncio.sleep(0.2)
         end.set()
@@ -161,6 +173,11 @@ async def test_new_settings_count_from_the_next_request_on_and_no_request_fails(
         assert await steady.records.get("n") == done
     keeper.stop()
     assert "Traceback" not in keeper.log.read_text()
+
+
+async def _durabilities(keeper: KeeperServer) -> dict[str, str]:
+    async with holdfast.open(keeper.url, token=keeper.admin) as store:
+        return {info.name: info.durability for info in await store.spaces()}
 
 
 async def _until(space: holdfast.Space, *, denied: bool) -> None:

@@ -118,6 +118,10 @@ class ResidentEngine:
         self._closed = False
         _ENGINES.add(self)
 
+    def fold_every(self, seconds: float) -> None:
+        """How long a commit may be in the feed only, before its entries are written too."""
+        self._commits.fold_every_s = seconds
+
     @property
     def failure(self) -> str | None:
         """Why this engine refuses everything; None as long as it works."""

@@ -119,6 +119,7 @@ class GroupCommit:
         self._until_probe = PROBE_EVERY
         self._log = Log(path, self._writer)
         self.folding = Folding(self.rows)
+        self.fold_every_s = FOLD_S
         self._slice: Slice | None = None
         """Of the transaction under way."""
         self._folds = True
@@ -311,7 +312,7 @@ class GroupCommit:
         for home, _, _, _ in done:
             self.folding.begin_if_due(home)
         if done:
-            self._call_later(FOLD_S, self._fold_what_is_old)
+            self._call_later(self.fold_every_s, self._fold_what_is_old)
 
     def _show(self, change: Callable[[], None]) -> BaseException | None:
         """Bring memory up to date with the file. If that fails half-way, memory is of no use any more."""

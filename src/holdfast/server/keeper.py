@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Engine
 from holdfast.engines.registry import file_of
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.leases import Leases
 from holdfast.layers.locks import Coordination
@@ -66,6 +66,8 @@ class _Owns(Protocol):
     @property
     def failure(self) -> str | None: ...
 
+    def fold_every(self, seconds: float) -> None: ...
+
 
 class Keeper:
     """A store, served. `await keeper.start()`, then `await keeper.stop()`."""
@@ -95,6 +97,7 @@ class Keeper:
         self._parts = AsyncExitStack()
         """What was opened, to be closed in the opposite order."""
         self._http: HttpServer | None = None
+        self._making: asyncio.Task[None] | None = None
 
     # --- its life ---
 
@@ -116,8 +119,8 @@ class Keeper:
         self._owned = isinstance(engine, _Owns)
         if isinstance(engine, _Owns):
             engine.on_failure = self._fail
-        for name, settings in self.config.spaces.items():
-            await engine.create(name, settings.durability, audit_reads=settings.audit_reads)
+            engine.fold_every(self.config.persistence.snapshot_interval_ms / 1000)
+        await self._make_spaces(self.config)
         for info in await engine.spaces():
             self.look_after(info.name)
             if info.audit_reads:
@@ -172,6 +175,8 @@ class Keeper:
     async def stop(self, reason: str = "the keeper is stopping") -> None:
         """Refuse what is new, finish what is under way, fold the log, close."""
         self._stopping = reason
+        if self._making is not None:
+            await asyncio.wait([self._making])
         await self._parts.aclose()
 
     async def _stop_ports(self) -> None:
@@ -184,7 +189,27 @@ class Keeper:
         """New settings, as far as they can change while it runs; they count from the next request on."""
         self._policy.reload(config.policies)
         self.binary.limits = limits_of(config)
+        if self._http is not None:
+            self._http.limit_connections(config.limits.connections)
+        if config.spaces != self.config.spaces:
+            self._making = asyncio.create_task(self._remake_spaces(config, self._making))
         self.config = config
+
+    async def _make_spaces(self, config: Config) -> None:
+        for name, settings in config.spaces.items():
+            await self.store.engine.create(name, settings.durability, audit_reads=settings.audit_reads)
+
+    async def _remake_spaces(self, config: Config, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._make_spaces(config)
+            for name, settings in config.spaces.items():
+                self.look_after(name)
+                if settings.audit_reads:
+                    self.audit_reads_of(name)
+        except Error as exc:
+            log.error("not every space of the new configuration could be made: %s", exc)
 
     def renew_certificate(self) -> None:
         """Read the certificate anew; connections that are open keep the old one."""

@@ -17,6 +17,7 @@ import itertools
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from starlette.applications import Starlette
 
 from holdfast.errors import Unavailable
 from holdfast.server.http.port import Port
-from holdfast.server.http.protocol import bounded
+from holdfast.server.http.protocol import BoundedProtocol, bounded
 from holdfast.server.sockets import unix_socket
 
 PORT: Final = 7421
@@ -75,8 +76,16 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """A port that is open. Made by `serve_http`."""
 
-    def __init__(self, port: Port, server: _Uvicorn, task: asyncio.Task[None], listening: socket.socket) -> None:
+    def __init__(
+        self,
+        port: Port,
+        protocol: type[BoundedProtocol],
+        server: _Uvicorn,
+        task: asyncio.Task[None],
+        listening: socket.socket,
+    ) -> None:
         self._port = port
+        self._protocol = protocol
         self._server = server
         self._task = task
         self._is_unix = listening.family == socket.AF_UNIX
@@ -89,6 +98,11 @@ class HttpServer:
     def connections(self) -> int:
         """How many are open."""
         return len(self._server.server_state.connections)
+
+    def limit_connections(self, count: int) -> None:
+        """So many from now on; those that are open stay."""
+        self._port.limits = replace(self._port.limits, connections_max=count)
+        self._protocol.limits = self._port.limits
 
     async def wait(self) -> None:
         """Return when it has stopped."""
@@ -122,9 +136,10 @@ async def serve_http(
     shared: Port = app.state.port
     limits = shared.limits
     listening = unix_socket(Path(path)) if path is not None else _tcp(host, port)
+    protocol = bounded(limits)
     config = uvicorn.Config(
         app,
-        http=bounded(limits),
+        http=protocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -141,7 +156,7 @@ async def serve_http(
     config.ssl = tls
     server = _Uvicorn(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    opened = HttpServer(shared, server, task, listening)
+    opened = HttpServer(shared, protocol, server, task, listening)
     while not server.started:
         if task.done():
             raise Unavailable("the HTTP port did not start") from task.exception()
