@@ -19,7 +19,7 @@ from holdfast.server.http.table import ENDPOINTS
 from tests.server.http.keeping import ADMIN, Keeper, Running, running
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-EXAMPLES = 200 if SOAK else 2
+EXAMPLES = 200 if SOAK else 6
 LIMIT_S = 900 if SOAK else 120
 STATE_DECIDES = "positive_data_acceptance"
 """Whether a well-formed request is accepted depends on what is in the store: a stale ETag, a used request id, a held lock."""
@@ -86,14 +86,14 @@ async def test_the_server_does_what_the_document_says(tmp_path: Path) -> None:
                 *("--header", f"Authorization: Bearer {ADMIN}"),
                 *("--header", "Accept: application/json"),  # a stream of events has no end
                 *("--checks", "all", "--exclude-checks", STATE_DECIDES),
-                *("--phases", "examples,coverage,fuzzing,stateful" if SOAK else "examples,coverage,fuzzing"),
+                *("--phases", "examples,coverage,fuzzing,stateful" if SOAK else "examples,fuzzing"),
                 *(
                     "--max-examples",
                     str(EXAMPLES),
                     "--seed",
                     "1",
                     "--workers",
-                    "2",
+                    "1",  # with more threads, Python 3.11 itself stumbles now and then (gh-106905)
                     "--no-color",
                     "--request-timeout",
                     "10",
