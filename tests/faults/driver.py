@@ -29,8 +29,11 @@ from holdfast.testing.linearizability import check, is_write
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = "crash"
 END = "records/end"
-KILLED_STARTING = 0.1
-"""How many of the kills that come before a worker is at work are carried out; else a slow machine would do nothing but start."""
+KILLED_EARLY = 0.1
+"""How many of the kills that come before a worker has done much are carried out; else a slow machine would do nothing but start."""
+LIFE_BYTES_MAX = 400_000
+OPERATION_BYTES = 100
+"""Less than what is recorded of an operation."""
 
 
 class Worker:
@@ -40,6 +43,8 @@ class Worker:
         self.fleet = fleet
         self.name = name
         self.life = 0
+        self.left = fleet.operations
+        """What of its share its present life began with."""
         self.process = self._spawn()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -51,7 +56,7 @@ class Worker:
             "space": SPACE,
             "keys": self.fleet.keys,
             "clients": self.fleet.clients,
-            "operations": max(1, self.fleet.operations - self.sent()),
+            "operations": max(1, self.left),
         }
         log = (self.fleet.folder / f"{self.name}.log").open("ab")
         with log:
@@ -64,9 +69,14 @@ class Worker:
             path for life in range(self.life + 1) if (path := self.fleet.folder / f"{self.name}.{life}.jsonl").exists()
         ]
 
-    def at_work(self) -> bool:
-        """Whether its present life has got so far as to record something."""
-        return (self.fleet.folder / f"{self.name}.{self.life}.jsonl").exists()
+    def may_die(self, rng: random.Random) -> bool:
+        """Mostly when it has done some of its share; and not when it has only its end to reach, or it would never reach it."""
+        if self.left <= 0:
+            return False
+        recorded = self.fleet.folder / f"{self.name}.{self.life}.jsonl"
+        size = recorded.stat().st_size if recorded.exists() else 0
+        enough = rng.randrange(1, 2 + min(LIFE_BYTES_MAX, self.left * OPERATION_BYTES))
+        return size >= enough or rng.random() < KILLED_EARLY
 
     def sent(self) -> int:
         return sum(isinstance(event, Started) for path in self.files() for event in events(path))
@@ -78,6 +88,7 @@ class Worker:
     def restart(self) -> None:
         # A life that was killed before it wrote anything leaves no file; its number is used again.
         self.life = len(self.files())
+        self.left = self.fleet.operations - self.sent()
         self.process = self._spawn()
 
 
@@ -112,7 +123,7 @@ class Fleet:
             self.check()
             if kill_every is not None and time.monotonic() >= next_kill:
                 victim = rng.choice(running)
-                if victim.at_work() or rng.random() < KILLED_STARTING:
+                if victim.may_die(rng):
                     victim.kill()
                     victim.restart()
                     self.kills += 1

@@ -17,7 +17,7 @@ from tests.faults.driver import ROOT, fleet, judge
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS_MIN = 1_000_000 if SOAK else 100_000
+OPERATIONS_MIN = 1_000_000 if SOAK else 24_000
 TIMEOUT_S = 3600 if SOAK else 240
 
 
@@ -35,7 +35,7 @@ async def test_eight_processes_on_one_file_are_linearizable_while_some_are_kille
     with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
         running.run(kill_every=0.3)
         outcomes = await judge(load(running.files()), running.url)
-    assert running.kills >= 15
+    assert running.kills >= (100 if SOAK else 5)
     assert outcomes["failed"] == 0
     assert outcomes["unknown"] > 0, "no operation was left without an answer: the kills were too tame"
     assert sum(outcomes.values()) >= OPERATIONS_MIN
@@ -45,7 +45,7 @@ async def test_eight_processes_on_one_file_are_linearizable_while_some_are_kille
 async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(tmp_path: Path, seed: int) -> None:
     """No process survives to keep the shared memory of the file alive, so that every opening recovers."""
     with fleet(tmp_path, workers=4, clients=8, operations=10**9, keys=6, timeout=TIMEOUT_S) as running:
-        for _ in range(6):
+        for _ in range(6 if SOAK else 3):
             running.work_then_kill_all(seed)
             seed += 100
         outcomes = await judge(load(running.files()), running.url)

@@ -32,7 +32,7 @@ from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS = 300_000 if SOAK else 8_000
+OPERATIONS = 300_000 if SOAK else 5_000
 TIMEOUT_S = 3600 if SOAK else 240
 CRASHES = 30 if SOAK else 4
 PROGRESS_BYTES = 100_000
