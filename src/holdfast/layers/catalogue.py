@@ -45,6 +45,7 @@ class Catalogue:
         self._clock = clock
         self._known: dict[tuple[str, str], _Known] = {}
         self._steps: dict[tuple[str, str], dict[str, dict[str, Step]]] = {}
+        self._supposed: dict[tuple[str, str], dict[str, Schema]] = {}
         self._loading = asyncio.Lock()
 
     async def of(self, space: str, type: str) -> StateType:
@@ -73,6 +74,10 @@ class Catalogue:
         """How this process brings data of one version to another."""
         self._steps.setdefault((space, type), {}).setdefault(here, {})[there] = step
 
+    def suppose(self, space: str, type: str, version: str, document: dict[str, Any]) -> None:
+        """Act as if this were registered, in this catalogue alone."""
+        self._supposed.setdefault((space, type), {})[version] = Schema(version, document)
+
     async def _load(self, space: str, type: str) -> _Known:
         at = self._clock.now_ms()
         try:
@@ -84,6 +89,7 @@ class Catalogue:
             entries = page.entries
         before = self._known.pop((space, type), None)
         schemas = {schema.version: schema for entry in entries if (schema := schema_in(entry)) is not None}
+        schemas |= self._supposed.get((space, type), {})
         if before is not None:
             for version, schema in schemas.items():  # what was compiled stays so
                 old = before.type.schemas.get(version)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -56,8 +56,14 @@ class RegisteredSchema:
 class Schemas:
     """The types of a space, as `space.schemas`."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, rehearses: bool = False) -> None:
         self._scope = scope
+        self._rehearses = rehearses
+
+    def rehearsal(self) -> Schemas:
+        """The same schemas, to try something: what is registered here is known here alone, and `migrate` is a dry run."""
+        scope = self._scope
+        return Schemas(replace(scope, catalogue=Catalogue(scope.engine, scope.clock)), rehearses=True)
 
     @property
     def _catalogue(self) -> Catalogue:
@@ -146,7 +152,7 @@ class Schemas:
         they are counted and left. `progress` is called after each page.
         """
         known = await self.of_type(type)
-        return await migrate_records(self._scope, known, dry_run, prefix, unversioned, progress)
+        return await migrate_records(self._scope, known, dry_run or self._rehearses, prefix, unversioned, progress)
 
     async def check(self, type: str, *, prefix: str = "") -> MigrationReport:
         """Look whether every stored record of a type is as its own version's schema wants it; `failures` are those that are not."""
@@ -158,9 +164,10 @@ class Schemas:
         [there] = await scope.engine.get(scope.space, [key])
         if there is None:
             if len(await self.list(type)) >= VERSIONS_MAX:
-                raise InvalidInput(
-                    f"a type has at most {VERSIONS_MAX} versions, and {type!r} has them; drop an old one"
-                )
+                raise InvalidInput(f"a type has at most {VERSIONS_MAX} versions, and {type!r} has as many")
+            if self._rehearses:
+                self._catalogue.suppose(scope.space, type, version, document)
+                return
             try:
                 await scope.commit((Put(key, value),), (Absent(key),))
                 return
