@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -163,3 +164,35 @@ async def test_a_clock_that_is_wrong_does_not_change_what_is_left_of_a_ttl(
     before = await stored(fleet, "orders/001")
     await admin._view(replace(scope, clock=wrong)).schemas.migrate("order")
     assert (await stored(fleet, "orders/001")).expires_at == before.expires_at
+
+
+@pytest.mark.parametrize("url", ["memory:"])
+async def test_large_records_are_rewritten_a_few_at_a_time(
+    boss: Space, admin: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.layers.migration.IN_FLIGHT_BYTES_MAX", 2_500)
+
+    class Watching(Wrapper):
+        under_way = 0
+        most = 0
+
+        async def commit(self, space: str, batch: Batch) -> Any:
+            size = sum(len(op.value) for op in batch.operations if isinstance(op, Put))
+            self.under_way += size
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= size
+            return await super().commit(space, batch)
+
+    await boss.schemas.register("large", "1.0.0", {})
+    for number in range(12):
+        await boss.records.set(f"l{number:02}", "x" * (9_998 if number == 5 else 998), type="large")
+    await boss.schemas.register("large", "2.0.0", {}, migrate_from={"1.0.0": lambda text: text})
+    scope = admin._scope
+    engine = Watching(scope.engine)
+    migrate = admin._view(replace(scope, engine=engine)).schemas.migrate
+    assert (await migrate("large", prefix="l0", dry_run=True)).migrated == 10
+    assert (await migrate("large", prefix="l1")).migrated == 2
+    assert engine.most == 2_000
+    assert (await migrate("large")).migrated == 10
+    assert engine.most == 10_000

@@ -279,12 +279,14 @@ class Counting(Wrapper):
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         self.reads += 1
+        await asyncio.sleep(0)  # as an engine behind a network does
         return await super().get(space, keys)
 
     async def scan(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
     ) -> Page:
         self.reads += 1
+        await asyncio.sleep(0)
         return await super().scan(space, prefix, after=after, limit=limit, reverse=reverse)
 
 

@@ -13,7 +13,8 @@ from holdfast.layers.state_type import Schema, StateType
 from holdfast.layers.versions import Step, read_version, shortest_chain, version_order
 
 VERSIONS = [f"{number}.0.0" for number in range(8)]
-GRAPHS = st.sets(st.tuples(st.sampled_from(VERSIONS), st.sampled_from(VERSIONS)), max_size=30)
+EDGES = st.tuples(st.sampled_from(VERSIONS), st.sampled_from(VERSIONS))
+GRAPHS = st.sets(EDGES, max_size=6) | st.sets(EDGES, min_size=8, max_size=20)
 
 
 def distance(edges: set[tuple[str, str]], start: str, goal: str) -> int | None:

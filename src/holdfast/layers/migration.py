@@ -1,8 +1,8 @@
 """Looking at all records of a type: rewriting those of an older version, or checking what is stored.
 
-A pass reads records in pages of PAGE and keeps no more than one. Each record to be rewritten is read again in a transaction and
-written on condition that it is still the same, IN_FLIGHT_MAX at a time; whoever writes it meanwhile wins, and wrote it under
-the newest version. It keeps owner, state and what is left of its ttl: that is told by the store's clock, which an empty
+A pass reads records in pages, smaller ones where values are large, and keeps no more than one. Each record to be rewritten is
+read again in a transaction and written on condition that it is still the same, IN_FLIGHT_MAX at a time; whoever writes it
+meanwhile wins, and wrote it under the newest version. It keeps owner, state and what is left of its ttl: that is told by the store's clock, which an empty
 commit shows, so that this machine's may be wrong. Behind a keeper only an administrator writes in the name of others.
 
 How it fails. A record that cannot be migrated stays as it is, is counted, and does not stop the others. A pass that was
@@ -12,7 +12,7 @@ interrupted is run again and finds less to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,11 +24,12 @@ from holdfast.layers.batch import RECORDS, split_tag, tag_version, type_tag
 from holdfast.layers.scope import Scope
 from holdfast.layers.state_type import StateType
 from holdfast.layers.transact import Transaction, transact
+from holdfast.layers.transfer import pages
 from holdfast.layers.versions import read_version
 
-PAGE: Final = 64
-"""Entries read at a time: they may be large."""
 IN_FLIGHT_MAX: Final = 16
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Unless a single record has more."""
 FAILURES_MAX: Final = 100
 """Failures that a report lists; it counts them all."""
 UNVERSIONED: Final = "unversioned"
@@ -82,9 +83,8 @@ async def migrate_records(
         work.ahead_ms = (await scope.commit(())).at - scope.clock.now_ms()
     async for page in _pages(scope, known.name, prefix, report):
         due = [entry for entry in page if work.is_due(entry)]
-        for start in range(0, len(due), IN_FLIGHT_MAX):
-            some = (work.rewrite(entry) for entry in due[start : start + IN_FLIGHT_MAX])
-            for ended in await asyncio.gather(*some, return_exceptions=True):
+        for some in _portions(due):
+            for ended in await asyncio.gather(*map(work.rewrite, some), return_exceptions=True):
                 if ended is not None:
                     raise ended
         if progress is not None:
@@ -111,17 +111,27 @@ async def check_records(scope: Scope, known: StateType, prefix: str) -> Migratio
 
 async def _pages(scope: Scope, type: str, prefix: str, report: MigrationReport) -> AsyncIterator[list[Entry]]:
     """The records of the type, counted by version."""
-    root, after = RECORDS.root + check_prefix(prefix), None
-    while True:
-        page = await scope.engine.scan(scope.space, root, after=after, limit=PAGE)
-        found = [entry for entry in page.entries if split_tag(entry.tag)[0] == type]
+    root = RECORDS.root + check_prefix(prefix)
+    async for entries, _ in pages(scope.engine, scope.space, prefix=root):
+        found = [entry for entry in entries if split_tag(entry.tag)[0] == type]
         for entry in found:
             version = tag_version(entry.tag) or UNVERSIONED
             report.found[version] = report.found.get(version, 0) + 1
         yield found
-        if not page.more:
-            return
-        after = page.entries[-1].key
+
+
+def _portions(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """As many as may be under way at once."""
+    portion: list[Entry] = []
+    size = 0
+    for entry in entries:
+        size += len(entry.value)
+        if portion and (len(portion) == IN_FLIGHT_MAX or size > IN_FLIGHT_BYTES_MAX):
+            yield portion
+            portion, size = [], len(entry.value)
+        portion.append(entry)
+    if portion:
+        yield portion
 
 
 class _Pass:
