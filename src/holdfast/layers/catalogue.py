@@ -83,7 +83,8 @@ class Catalogue:
         try:
             page = await self._engine.scan(space, SCHEMAS.prefix(type), limit=VERSIONS_MAX)
         except AccessDenied as exc:
-            log.warning("the schema of type %s cannot be read, so what is written is not checked: %s", type, exc)
+            if (space, type) not in self._known:
+                log.warning("the schema of type %s cannot be read, so what is written is not checked: %s", type, exc)
             entries: list[Entry] = []
         else:
             entries = page.entries
