@@ -14,6 +14,7 @@ from holdfast import (
     ManualClock,
     Space,
     Store,
+    set_,
 )
 from holdfast.engine import Batch, Put
 from holdfast.middleware.wrapper import Wrapper
@@ -29,9 +30,16 @@ async def fleet(boss: Space, space: Space, store: Store) -> Space:
     await space.records.set("early", {"qty": 9}, type="order")
     await boss.schemas.register("order", "1.0.0", ORDER_1)
     risk = store.space("contoso", agent="risk")
-    for number in range(70):
-        options: dict[str, Any] = {"ttl": "10m"} if number % 2 else {"state": "open", "ttl": "1d"}
-        await risk.records.set(f"orders/{number:03}", {"qty": number + 1}, type="order", **options)
+    orders = [
+        set_(
+            f"orders/{number:03}",
+            {"qty": number + 1},
+            type="order",
+            **({"ttl": "10m"} if number % 2 else {"state": "open", "ttl": "1d"}),
+        )
+        for number in range(70)
+    ]
+    await risk.commit(*orders)
     await boss.schemas.register("order", "2.0.0", ORDER_2, migrate_from={"1.0.0": to_2})
     await space.records.set("new", {"amount": 1}, type="order")
     await space.records.set("trade", {"qty": 1}, type="trade")
