@@ -24,12 +24,15 @@ from holdfast.errors import (
     InvalidInput,
     LeaseLost,
     LockAcquisitionError,
+    MigrationFailed,
     NotFound,
     OutcomeUnknown,
     QuotaExceeded,
     RateLimitExceeded,
+    SchemaViolation,
     StorageFull,
     Unavailable,
+    Violation,
 )
 from holdfast.layers.audit import Audit, AuditRecord, Verification
 from holdfast.layers.batch import (
@@ -45,9 +48,12 @@ from holdfast.layers.batch import (
 )
 from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
+from holdfast.layers.migration import MigrationFailure, MigrationReport
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
+from holdfast.layers.schemas import RegisteredSchema, Schemas
+from holdfast.layers.state_type import StateType
 from holdfast.layers.watching import RecordChange, RecordChanges
 from holdfast.space import Space
 from holdfast.store import Store, open
@@ -77,6 +83,9 @@ __all__ = [
     "LockState",
     "Locks",
     "ManualClock",
+    "MigrationFailed",
+    "MigrationFailure",
+    "MigrationReport",
     "NotFound",
     "OutcomeUnknown",
     "Pool",
@@ -89,15 +98,20 @@ __all__ = [
     "RecordTransaction",
     "Records",
     "Redaction",
+    "RegisteredSchema",
     "Retention",
+    "SchemaViolation",
+    "Schemas",
     "Space",
     "SpaceInfo",
     "Stand",
+    "StateType",
     "StorageFull",
     "Store",
     "SystemClock",
     "Unavailable",
     "Verification",
+    "Violation",
     "absent",
     "at_least",
     "blocking",

@@ -26,6 +26,7 @@ from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
+from holdfast.layers.schemas import Schemas as _Schemas
 from holdfast.space import Space as _Space
 
 T = TypeVar("T")
@@ -149,6 +150,7 @@ RecordTransaction = _blocking(_RecordTransaction)
 Audit = _blocking(_Audit)
 Blobs = _blocking(_Blobs)
 Locks = _blocking(_Locks)
+Schemas = _blocking(_Schemas)
 Pool = _blocking(_Pool, ("size",))
 Wanted = _blocking(_Wanted)
 Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "token"))
@@ -180,6 +182,7 @@ _KINDS: dict[type, type[Blocking]] = {
     _Audit: Audit,
     _Blobs: Blobs,
     _Locks: Locks,
+    _Schemas: Schemas,
     _Pool: Pool,
     _Wanted: Wanted,
     _Guard: Guard,

@@ -7,7 +7,9 @@
     ├── NotFound                 it is not there
     ├── Compacted                read the state afresh, then watch from now
     ├── InvalidInput             fix the call
-    │   └── IncompatibleStore    open another file, or upgrade
+    │   ├── IncompatibleStore    open another file, or upgrade
+    │   └── SchemaViolation      make the value what its type's schema says
+    ├── MigrationFailed          bring the step to this process, or mend it
     ├── AuthenticationFailed     present a valid token
     ├── AccessDenied             ask for the right
     ├── RateLimitExceeded        wait `retry_after` seconds
@@ -24,7 +26,7 @@ A refusal always raises; no call answers with a boolean that can be overlooked. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from holdfast.engine import Entry
@@ -104,6 +106,74 @@ class IncompatibleStore(InvalidInput):
     code = "incompatible_store"
     http_status = 400
     exit_code = 9
+
+
+class Violation(NamedTuple):
+    """One thing in a value that is not as its schema wants it."""
+
+    path: str
+    """Where in the value, as a JSON pointer; "" is the value itself."""
+    keyword: str
+    """The schema's word that it violates: type, required, enum, …"""
+    text: str
+    """What was expected."""
+
+
+class SchemaViolation(InvalidInput):
+    """A value is not as the schema of its type wants it; nothing was written.
+
+    `path` is where (a JSON pointer, "" is the value itself), `keyword` the schema's word that it violates. `violations` are
+    all that were found, at most ten, each with `path`, `keyword` and `text`.
+    """
+
+    code = "schema_violation"
+    http_status = 400
+    exit_code = 22
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type: str | None = None,
+        version: str | None = None,
+        path: str = "",
+        keyword: str | None = None,
+        violations: tuple[Violation, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.type = type
+        self.version = version
+        self.path = path
+        self.keyword = keyword
+        self.violations = violations
+
+
+MigrationReason = Literal["unknown_version", "missing_step", "step_raised", "invalid_result"]
+
+
+class MigrationFailed(Error):
+    """Stored data of an older version could not be brought to its type's newest one; it stays as it is."""
+
+    code = "migration_failed"
+    http_status = 409
+    exit_code = 23
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: MigrationReason = "missing_step",
+        type: str | None = None,
+        from_version: str | None = None,
+        to_version: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.type = type
+        self.from_version = from_version
+        self.to_version = to_version
+        self.key = key
 
 
 class AuthenticationFailed(Error):

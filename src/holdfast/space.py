@@ -17,6 +17,7 @@ from holdfast.layers.blobs import Blobs
 from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
+from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
@@ -61,6 +62,11 @@ class Space:
         """Large data as content-addressed files."""
         scope = self._scope
         return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder(), scope.clock)
+
+    @cached_property
+    def schemas(self) -> Schemas:
+        """What the data of each type looks like, and how older data becomes newer."""
+        return Schemas(self._scope)
 
     @cached_property
     def locks(self) -> Locks:

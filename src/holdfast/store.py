@@ -22,6 +22,7 @@ from holdfast.identity import Identity, Secret
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
+from holdfast.layers.catalogue import Catalogue
 from holdfast.layers.leases import Leases
 from holdfast.layers.locks import Coordination, Locks
 from holdfast.layers.redaction import Redaction
@@ -147,14 +148,14 @@ class Store:
     async def close(self) -> None:
         """Finish what was accepted, stop the background work, let go of the store."""
         if self._engine is not None:
-            caretaker, coordination = self._caretaker, self._coordination
+            caretaker, coordination, _ = self._caretaker, self._coordination, self._catalogue
             try:
                 await coordination.close()
                 await caretaker.stop()
             finally:
                 await self._engine.close()
                 self._engine = None
-                del self._caretaker, self._coordination
+                del self._caretaker, self._coordination, self._catalogue
             if self._temporary is not None:
                 self._temporary.cleanup()
                 self._temporary = None
@@ -185,6 +186,10 @@ class Store:
     @cached_property
     def _coordination(self) -> Coordination:
         return Coordination(Leases(self._clock))
+
+    @cached_property
+    def _catalogue(self) -> Catalogue:
+        return Catalogue(self.engine, self._clock)
 
     async def _sweep_blobs(self, space: str) -> None:
         if self._blobs is not None and self._blobs.exists():
@@ -291,7 +296,8 @@ class Store:
         return await self.engine.inspect()
 
     def _scope(self, space: str, agent: str, instance: str = "1", engine: Engine | None = None) -> Scope:
-        return Scope(engine or self.engine, space, agent, instance, self._clock, self._retention, self._redaction)
+        shared = self._clock, self._retention, self._redaction
+        return Scope(engine or self.engine, space, agent, instance, *shared, catalogue=self._catalogue)
 
     def _blob_folder(self) -> Path:
         if self._blobs is None:

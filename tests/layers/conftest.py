@@ -51,6 +51,18 @@ def space(store: Store) -> Space:
     return store.space("contoso", agent="market")
 
 
+@pytest.fixture
+def boss(store: Store) -> Space:
+    """An orchestrator, where there is a policy."""
+    return store.space("contoso", agent="boss")
+
+
+@pytest.fixture
+def admin(store: Store) -> Space:
+    """An administrator, where there is a policy."""
+    return store.space("contoso", agent="admin")
+
+
 async def everything(space: Space) -> tuple[object, ...]:
     """All a refusal must leave as it was: entries, revision, usage."""
     engine, info = space._scope.engine, await space._scope.engine.spaces(space.name)

@@ -56,7 +56,7 @@ async def get(
 async def entry(session: Session, key: Key) -> None:
     """Print a record with everything known about it.
 
-    That is its version, owner, times, expiry, type and state; the items of a list or set are not shown.
+    That is its version, owner, times, expiry, type and state; the items of a list or set are not shown. A value of an older version of its type's schema is shown as it is stored.
 
     \b
     Example:
@@ -87,7 +87,7 @@ async def set_(
     text: AsText = False,
     ttl: Ttl = None,
     type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What it is; gives it that type's retention.")
+        str | None, typer.Option(metavar="NAME", help="What it is; gives it that type's retention and schema.")
     ] = None,
     state: Annotated[str | None, typer.Option(metavar="NAME", help="The state it is in, for retention.")] = None,
     if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such record.")] = False,
@@ -207,7 +207,7 @@ def _check(session: Session, operation: Operation) -> None:
 
 async def _entry(records: Records, key: str) -> Record | None:
     try:
-        return await records.entry(key)
+        return await records.entry(key, as_stored=True)
     except InvalidInput:  # a list or a set is described without its items; a key that is wrong is wrong again
         async for record in records.scan(key, page=1):
             return record if record.key == key else None
@@ -224,4 +224,5 @@ def _described(record: Record) -> dict[str, Any]:
         "expires_at": output.moment(record.expires_at),
         "type": record.type,
         "state": record.state,
+        "schema_version": record.schema_version,
     }

@@ -91,8 +91,8 @@ def increment(key: str, delta: int = 1, *, ttl: Duration | None = None) -> Incre
     return Increment(record_key(key), delta, optional_ms(ttl))
 
 
-def type_tag(type: str | None, state: str | None) -> str:
-    """How an entry remembers its type and state."""
+def type_tag(type: str | None, state: str | None, version: str | None = None) -> str:
+    """How an entry remembers its type and state, and the version of its type's schema if there is one."""
     if type is None:
         if state is not None:
             raise InvalidInput(f"state={state!r} needs a type")
@@ -102,12 +102,18 @@ def type_tag(type: str | None, state: str | None) -> str:
             raise InvalidInput(f"a type or state must be a name without ':', not {word!r}")
     if not type:
         raise InvalidInput("a type must not be empty")
-    return f":{type}:{state or ''}"
+    return f":{type}:{state or ''}" if version is None else f":{type}:{state or ''}:{version}"
 
 
 def split_tag(tag: str) -> tuple[str | None, str | None]:
-    """The type and state of a tag made by `type_tag`."""
-    if not tag.startswith(":"):
+    """The type and state of a tag made by `type_tag`. Tags that no library made have none."""
+    parts = tag.split(":")
+    if parts[0] or not 3 <= len(parts) <= 4 or not parts[1]:
         return None, None
-    _, type, state = tag.split(":")
-    return type, state or None
+    return parts[1], parts[2] or None
+
+
+def tag_version(tag: str) -> str | None:
+    """Under which version of its type's schema an entry was written; None when there was no schema."""
+    parts = tag.split(":")
+    return parts[3] or None if len(parts) == 4 and not parts[0] and parts[1] else None

@@ -40,9 +40,10 @@ from holdfast.engine import (
 from holdfast.errors import InvalidInput
 from holdfast.ids import new_id
 from holdfast.keys import Subspace, check_prefix
-from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, type_tag
+from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, tag_version, type_tag
 from holdfast.layers.scope import Scope
 from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
+from holdfast.layers.typed import admitted, current
 
 LISTS: Final = Subspace("lists")
 SETS: Final = Subspace("sets")
@@ -71,6 +72,8 @@ class Record:
     expires_at: datetime | None
     type: str | None = None
     state: str | None = None
+    schema_version: str | None = None
+    """Of its type's schema, which the value is as; None when there is no schema."""
 
 
 class Records:
@@ -99,12 +102,15 @@ class Records:
             return default
         if entry.tag:
             _refuse_collection(entry)
+            entry = await current(self._scope, entry)
         return decode(entry.value, as_type)
 
-    async def entry(self, key: str, *, as_type: type[Any] | None = None) -> Record | None:
-        """The record with version, owner, times and expiry; None if there is none."""
+    async def entry(self, key: str, *, as_type: type[Any] | None = None, as_stored: bool = False) -> Record | None:
+        """The record with version, owner, times and expiry; None if there is none. `as_stored` leaves older data as it is."""
         [entry] = await self._engine.get(self._space, [record_key(key)])
-        return None if entry is None else _record(entry, as_type)
+        if entry is None:
+            return None
+        return _record(entry if as_stored else await current(self._scope, entry), as_type)
 
     async def get_many(self, keys: Iterable[str], *, as_type: type[Any] | None = None) -> dict[str, Any]:
         """The values of those keys that exist, from one snapshot. Lists and sets are no values; they are left out."""
@@ -113,7 +119,7 @@ class Records:
             raise InvalidInput(f"get_many reads at most {GET_MANY_MAX:,} keys at once, not {len(names):,}")
         entries = await self._engine.get(self._space, [record_key(name) for name in names])
         return {
-            name: decode(entry.value, as_type)
+            name: decode((await current(self._scope, entry) if entry.tag else entry).value, as_type)
             for name, entry in zip(names, entries, strict=True)
             if entry is not None and entry.tag not in (LIST, SET)
         }
@@ -130,7 +136,10 @@ class Records:
     async def scan(
         self, prefix: str = "", *, after: str | None = None, page: int = 1000, reverse: bool = False
     ) -> AsyncIterator[Record]:
-        """All records under a prefix, behind `after`, page by page; a page is one snapshot. A list or set shows with value None."""
+        """All records under a prefix, behind `after`, page by page; a page is one snapshot. A list or set shows with value None.
+
+        Values are as they are stored, also those of an older version of their type's schema: `schema_version` tells.
+        """
         root = RECORDS.root + check_prefix(prefix)
         after = None if after is None else record_key(after)
         while True:
@@ -167,7 +176,7 @@ class Records:
         """Write a value and give its version. Without a ttl it never expires, unless its type has a retention."""
         put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
         if put.tag:
-            put = await self._with_retention(put)
+            put = await admitted(self._scope, put)
         receipt = await self._scope.commit((put,), (), request_id)
         return receipt.version
 
@@ -206,7 +215,7 @@ class Records:
             condition = Absent(name)
         else:
             condition = ValueIs(name, encode(expect))
-        put = await self._with_retention(Put(name, encode(value), optional_ms(ttl), type_tag(type, state)))
+        put = await admitted(self._scope, Put(name, encode(value), optional_ms(ttl), type_tag(type, state)))
         return (await self._scope.commit((put,), (condition,), request_id)).version
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
@@ -215,7 +224,7 @@ class Records:
         operations: Items[Operation] = []
         for part in parts:
             if isinstance(part, Operation):
-                operations.append(await self._with_retention(part) if isinstance(part, Put) else part)
+                operations.append(await admitted(self._scope, part) if isinstance(part, Put) else part)
             elif isinstance(part, Condition):
                 conditions.append(part)
             else:
@@ -223,14 +232,6 @@ class Records:
                     f"{part!r:.60} is neither a condition nor an operation; see holdfast.set_, at_least, …"
                 )
         return await self._scope.commit(tuple(operations), tuple(conditions), request_id)
-
-    async def _with_retention(self, put: Put) -> Put:
-        type, state = split_tag(put.tag)
-        if put.ttl_ms is not None or type is None:
-            return put
-        volatile = await self._scope.durability() == "volatile"
-        ttl_ms = self._scope.retention.ttl_ms(type, state, volatile=volatile)
-        return Put(put.key, put.value, ttl_ms, put.tag, put.owner)
 
     # --- lists and sets ---
 
@@ -287,7 +288,7 @@ class Records:
             tx = RecordTransaction(self, transaction)
             answer = await work(tx)
             transaction.operations = [
-                await self._with_retention(op) if isinstance(op, Put) else op for op in transaction.operations
+                await admitted(self._scope, op) if isinstance(op, Put) else op for op in transaction.operations
             ]
             return answer
 
@@ -312,12 +313,13 @@ class RecordTransaction:
         entry = self._transaction._read.get(name)
         if entry is not None and entry.value is value and entry.tag:
             _refuse_collection(entry)
+            value = (await current(self._transaction.scope, entry)).value
         return decode(value, as_type)
 
     async def entry(self, key: str, *, as_type: type[Any] | None = None) -> Record | None:
         """The record as it was before this transaction."""
         [entry] = await self._transaction.read(record_key(key))
-        return None if entry is None else _record(entry, as_type)
+        return None if entry is None else _record(await current(self._transaction.scope, entry), as_type)
 
     async def exists(self, key: str) -> bool:
         return await self._transaction.value(record_key(key)) is not None
@@ -434,4 +436,5 @@ def _record(entry: Entry, as_type: type[Any] | None, *, collections: bool = Fals
         expires_at=None if entry.expires_at is None else as_datetime(entry.expires_at),
         type=type,
         state=state,
+        schema_version=tag_version(entry.tag),
     )

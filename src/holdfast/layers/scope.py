@@ -12,6 +12,7 @@ from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 
 if TYPE_CHECKING:
+    from holdfast.layers.catalogue import Catalogue
     from holdfast.layers.redaction import Redaction
     from holdfast.layers.retention import Retention
 
@@ -29,6 +30,8 @@ class Scope:
     redaction: Redaction
     guards: tuple[Condition, ...] = ()
     _durability: list[Durability] = field(default_factory=list)
+    catalogue: Catalogue | None = None
+    """The types with a schema; None where nothing typed is read or written."""
 
     def commit(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None

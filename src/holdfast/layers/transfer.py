@@ -92,11 +92,13 @@ async def _copy_after(
     return await compare(source, target, info.name)
 
 
-async def pages(engine: Engine, space: str, after: str | None = None) -> AsyncIterator[tuple[list[Entry], int]]:
+async def pages(
+    engine: Engine, space: str, after: str | None = None, *, prefix: str = ""
+) -> AsyncIterator[tuple[list[Entry], int]]:
     """All entries of a space beyond a key, page by page, with the revision each page was read at."""
     limit = PAGE_FIRST
     while True:
-        page = await engine.scan(space, "", after=after, limit=limit)
+        page = await engine.scan(space, prefix, after=after, limit=limit)
         if page.entries:
             yield page.entries, page.revision
             after = page.entries[-1].key

@@ -17,7 +17,7 @@ from holdfast.clock import as_datetime
 from holdfast.codec import decode
 from holdfast.engine import SYSTEM_ACTOR, Change, ChangeSet
 from holdfast.keys import Subspace, check_prefix, escape
-from holdfast.layers.batch import LIST, RECORDS, SET, split_tag
+from holdfast.layers.batch import LIST, RECORDS, SET, split_tag, tag_version
 from holdfast.layers.records import LISTS, SETS
 from holdfast.layers.scope import Scope
 
@@ -36,6 +36,8 @@ class RecordChange:
     type: str | None
     state: str | None
     _raw: bytes
+    schema_version: str | None = None
+    """The version of its type's schema under which it was written: values are told as they are stored."""
 
     @property
     def value(self) -> Any:
@@ -109,6 +111,6 @@ def _name(subspace: Subspace, change: Change) -> str:
 def _change(op: RecordOp, change: Change, key: str) -> RecordChange:
     type, state = split_tag(change.tag)
     expires_at = None if change.expires_at is None else as_datetime(change.expires_at)
-    return RecordChange(
-        op, key, change.owner, change.size > 0 and not change.value, expires_at, type, state, change.value
-    )
+    large = change.size > 0 and not change.value
+    version = tag_version(change.tag)
+    return RecordChange(op, key, change.owner, large, expires_at, type, state, change.value, version)

@@ -8,6 +8,8 @@ subspace which verb reads it, which one each operation needs there, and who may 
     line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
     once   one creates what is absent; it stays as it is
 
+Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
+
 `demands` gives every verb a batch needs: a condition reads its key, so it needs what reading needs; a batch with more than
 one operation on records needs Transaction besides. `claims` gives the conditions that make the rule of ownership part of the
 commit itself. Both depend on the batch and nothing else, so a repeated request gets the same conditions and the same digest.
@@ -74,6 +76,8 @@ class Territory(msgspec.Struct, frozen=True):
     ownership: Ownership = "own"
     orchestrated: bool = False
     """Orchestrators change what others own."""
+    by_orchestrators: bool = False
+    """Agents write nothing here, whatever verbs they have."""
     elements: int = 0
     """How many elements the prefix of a line has, its subspace included; one more would get before it."""
 
@@ -90,6 +94,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "locks": Territory("Lock", "Lock", "Lock", "Lock", "Lock", ADMIN, "Unlock", ownership="line", elements=3),
     "permits": Territory("Lock", "Lock", "Lock", ownership="once"),
     "blobs": Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete"),
+    "schemas": Territory("Get", "Set", "Set", ownership="once", by_orchestrators=True),
     "queues": Territory("Get", "Set", "Set", "Set", "Reserve", "Set", "Delete", "Reserve", ownership="line"),
     "documents": _DOCUMENTS,
     "correlations": _DOCUMENTS,
@@ -181,6 +186,8 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             continue  # only where everybody may take
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
         territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
+        if territory.by_orchestrators and not orchestrator:
+            raise Misplaced(key, "that is for orchestrators and administrators")
         ownership = territory.ownership
         if ownership == "free" or (orchestrator and territory.orchestrated):
             continue

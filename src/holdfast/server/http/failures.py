@@ -14,6 +14,7 @@ from holdfast.errors import (
     InvalidInput,
     OutcomeUnknown,
     RateLimitExceeded,
+    SchemaViolation,
     Unavailable,
 )
 
@@ -34,6 +35,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds."""
     request_id: str | None = None
     """Repeat the request with this Idempotency-Key to learn its outcome."""
+    path: str | None = None
+    """Where in the value its type's schema is violated, as a JSON pointer."""
 
 
 class EtagMismatch(Conflict):
@@ -83,6 +86,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure(error.code, message, retry_after=error.retry_after)
     if isinstance(error, OutcomeUnknown):
         return Failure(error.code, message, request_id=error.request_id)
+    if isinstance(error, SchemaViolation):
+        return Failure(error.code, message, path=error.path)
     return Failure(error.code, message)
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from holdfast.codec import encode
 from holdfast.engine import Condition, Operation
-from holdfast.errors import Conflict, InvalidInput, LeaseLost, NotFound, QuotaExceeded
+from holdfast.errors import Conflict, InvalidInput, LeaseLost, MigrationFailed, NotFound, QuotaExceeded
 from holdfast.layers.answers import transact_once
 from holdfast.layers.batch import absent, delete_, present, set_, version_is
 from holdfast.layers.records import ITEMS_MAX, Record, RecordTransaction
@@ -56,7 +56,9 @@ class RecordHead(msgspec.Struct, frozen=True):
     type: str | None
     state: str | None
     value: Any = None
-    """null unless values were asked for."""
+    """null unless values were asked for; as it is stored."""
+    schema_version: str | None = None
+    """The version of its type's schema under which it was written."""
 
 
 class RecordPage(msgspec.Struct, frozen=True):
@@ -116,12 +118,14 @@ async def list_records(call: Call, path: InSpace, query: RecordQuery) -> RecordP
 def _head(record: Record, values: bool) -> RecordHead:
     value = record.value if values else None
     times = record.created_at, record.updated_at, record.expires_at
-    return RecordHead(record.key, record.version, record.owner, *times, record.type, record.state, value)
+    return RecordHead(
+        record.key, record.version, record.owner, *times, record.type, record.state, value, record.schema_version
+    )
 
 
-@endpoint("GET", "/v1/spaces/{space}/records/{key}", errors=(NotFound,))
+@endpoint("GET", "/v1/spaces/{space}/records/{key}", errors=(NotFound, MigrationFailed))
 async def read_record(call: Call, path: At) -> Answer[Any]:
-    """The value of a record. The ETag is its version; Holdfast-* headers tell owner, times, type and state."""
+    """The value of a record, in its type's newest version. The ETag is the record's version; Holdfast-* headers tell the rest."""
     record = await call.space(path.space).records.entry(path.key)
     if record is None:
         raise NotFound(f"there is no record {path.key!r:.60}")
@@ -132,6 +136,7 @@ async def read_record(call: Call, path: At) -> Answer[Any]:
         "Expires-At": None if record.expires_at is None else record.expires_at.isoformat(),
         "Type": record.type,
         "State": record.state,
+        "Schema-Version": record.schema_version,
     }
     headers = {f"Holdfast-{name}": quote(text, safe=":+") for name, text in known.items() if text is not None}
     return Answer(record.value, headers={"ETag": etag(record.version), **headers})
