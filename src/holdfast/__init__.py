@@ -44,11 +44,14 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.consistency import Consistency
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
+from holdfast.layers.session import Session
 from holdfast.layers.watching import RecordChange, RecordChanges
+from holdfast.middleware.cache_options import Cache, CacheStats
 from holdfast.space import Space
 from holdfast.store import Store, open
 
@@ -62,9 +65,12 @@ __all__ = [
     "AuthenticationFailed",
     "BlobRef",
     "Blobs",
+    "Cache",
+    "CacheStats",
     "Clock",
     "Compacted",
     "Conflict",
+    "Consistency",
     "Damaged",
     "DurabilityUnavailable",
     "Error",
@@ -90,6 +96,7 @@ __all__ = [
     "Records",
     "Redaction",
     "Retention",
+    "Session",
     "Space",
     "SpaceInfo",
     "Stand",
