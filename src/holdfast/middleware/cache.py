@@ -112,7 +112,7 @@ class CachedEngine(Wrapper):
         home = self._spaces.get(space)
         if home is None:
             home = await self._following.begin(space)
-        if home is None or home.passing or prefix[-1:] != "/" or not 0 < limit <= SCAN_MAX:
+        if home is None or home.passing or prefix[-1:] != "/" or type(limit) is not int or not 0 < limit <= SCAN_MAX:
             return await self.inner.scan(space, prefix, limit=limit)
         name = (space, prefix, PAGE)
         item = self._memory.get(name)
