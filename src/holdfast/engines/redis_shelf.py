@@ -120,8 +120,8 @@ class RedisShelf:
                 return await self._servers.run(_tag(space), "reads", work, patience_s=0)
         except _FAILURES as exc:
             self._errors += 1
-            if isinstance(exc, Error) and not isinstance(exc, Unavailable):
-                log.debug("the cache in Redis refused: %s", exc)  # it is full, perhaps: others may still read
+            if isinstance(exc, Error) and type(exc) is not Unavailable:
+                log.debug("the cache in Redis refused: %s", exc)  # it is full, perhaps, and still gives what it has
             else:
                 self._failed(exc)
             return None
