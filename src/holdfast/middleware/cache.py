@@ -67,7 +67,7 @@ class CachedEngine(Wrapper):
         self._memory = Memory(options.entries)
         self._following = Following(inner, clock, store, watched, self._memory.forget_space)
         self._spaces = self._following.spaces
-        self._flights: dict[object, asyncio.Task[Any]] = {}
+        self._flights: dict[object, asyncio.Future[Item | None]] = {}
         self._pending: set[asyncio.Task[None]] = set()
         self._stats = CacheStats()
 
@@ -180,21 +180,36 @@ class CachedEngine(Wrapper):
         read: Callable[[], Coroutine[Any, Any, Page]],
     ) -> Item:
         """What is asked for, read once for all who ask for it at the same time."""
-        for _ in range(2):  # one that was under way may have begun before what this reader has seen
-            task = self._flights.get(flight)
-            if task is None:
-                task = asyncio.get_running_loop().create_task(self._find(home, name, changed, seen, read))
-                self._flights[flight] = task
-                task.add_done_callback(lambda done: self._landed(flight, done))
-            item: Item = await asyncio.shield(task)
-            if seen <= item.at:
+        outdated = False
+        while not outdated:
+            under_way = self._flights.get(flight)
+            if under_way is None:
+                return await self._lead(flight, self._find(home, name, changed, seen, read))
+            item = await asyncio.shield(under_way)
+            if item is not None and seen <= item.at:
+                return item
+            outdated = item is not None  # it began before what this reader has seen; one that begins now does not
+            item = self._memory.get(name)
+            if item is not None and self._holds(home, changed, item, seen):
                 return item
         return await self._read(home, name, changed, read)
 
-    def _landed(self, flight: object, task: asyncio.Task[Any]) -> None:
-        del self._flights[flight]
-        if not task.cancelled():
-            task.exception()  # whoever waited may be gone
+    async def _lead(self, flight: object, finding: Coroutine[Any, Any, Item]) -> Item:
+        """Find it, and tell those who wait for it. If the one who finds is cancelled, one of them goes on."""
+        self._flights[flight] = told = asyncio.get_running_loop().create_future()
+        try:
+            item = await finding
+        except Exception as exc:
+            told.set_exception(exc)
+            told.exception()  # nobody may wait
+            raise
+        else:
+            told.set_result(item)
+            return item
+        finally:
+            del self._flights[flight]
+            if not told.done():
+                told.set_result(None)
 
     async def _find(
         self, home: Followed, name: Name, changed: str, seen: int, read: Callable[[], Coroutine[Any, Any, Page]]
@@ -355,9 +370,9 @@ class CachedEngine(Wrapper):
 
     async def close(self) -> None:
         await self._following.close()
-        for task in (*self._flights.values(), *self._pending):
+        for task in self._pending:
             task.cancel()
-        await asyncio.gather(*self._flights.values(), *self._pending, return_exceptions=True)
+        await asyncio.gather(*self._pending, return_exceptions=True)
         if self._shelf is not None:
             await self._shelf.close()
         await self.inner.close()
