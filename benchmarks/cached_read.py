@@ -7,10 +7,12 @@ the same read costs without a tier beside it. Redis is asked each time, with not
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 import holdfast
+from benchmarks.keeper_sides import cpu_s
 from benchmarks.report import Goal, Line, compare
 from benchmarks.rounds import Plan, Rates, Turn, take_turns, timed_async
 from holdfast.layers.consistency import read_prefix
@@ -18,6 +20,8 @@ from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisServer
 
 PER_STEP: Final = 64
+CPU_TURNS: Final = 10
+"""How many turns the CPU is counted for, at once."""
 SECTIONS: Final = 10
 SECTION: Final = {"outlook": "growth", "confidence": 0.8, "reasons": ["x" * 40] * 10}
 DOCUMENT: Final = "records/research/MSFT/"
@@ -47,10 +51,14 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
             ours, theirs = cached.space("bench"), bare.space("bench")
             await _write(ours)
             for count, goal in ((1, Goal("ratio", "at least", 1.5)), (16, None)):
-                turns = {"ours": _turn(_scan(ours), count), "bare": _turn(_scan(theirs, "strong"), count)}
-                rates = await take_turns(plan, turns)
-                name = f"cached_read_postgres_{count}"
-                yield compare(name, rates["ours"], rates["bare"], "the same document from PostgreSQL", goal, "reads/s")
+                mine, bares = _turn(_scan(ours), count), _turn(_scan(theirs, "strong"), count)
+                rates = await take_turns(plan, {"ours": mine, "bare": bares})
+                name, peer = f"cached_read_postgres_{count}", "the same document from PostgreSQL"
+                cpu = {
+                    "cpu_us": await _cpu_us(mine, plan, redis.pid),
+                    "peer_cpu_us": await _cpu_us(bares, plan, postgres.pid),
+                }
+                yield compare(name, rates["ours"], rates["bare"], peer, goal, "reads/s", **cpu)
             assert cached.cache is not None
             assert cached.cache.stats.hit_rate > 0.9
 
@@ -78,6 +86,14 @@ def _turn(reading: Callable[[], Awaitable[object]], count: int = 1) -> Turn:
         await asyncio.gather(*(one() for _ in range(count)))
 
     return timed_async(one if count == 1 else step, PER_STEP * count)
+
+
+async def _cpu_us(turn: Turn, plan: Plan, server: int) -> float:
+    """CPU of a read, the client's and the server's, which tells more than time on a machine that others use."""
+    before, began = time.process_time() + cpu_s(server), time.perf_counter()
+    rate = await turn(plan.seconds * CPU_TURNS)
+    spent = time.process_time() + cpu_s(server) - before
+    return 1e6 * spent / (rate * (time.perf_counter() - began))
 
 
 def _microseconds(name: str, ours: Rates, bare: Rates) -> Line:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.engine import Batch, Delete, Increment, Operation, Push, Put, Take, Touch
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware import cache_followed, cache_memory
-from holdfast.middleware.cache import CachedEngine
+from holdfast.middleware.cache import REWRITTEN_ENTRIES_MAX, CachedEngine
 from holdfast.middleware.cache_memory import NEGATIVE_TTL_MS, NEGATIVES_MAX
 from holdfast.middleware.cache_options import Cache
 from tests.middleware.caching import SPACE, Bench, Durable, MemoryShelf, value, values
@@ -85,6 +85,19 @@ async def test_what_the_process_writes_itself_is_known_without_reading_it(bench:
     version = await bench.put("records/c", "3", engine)
     assert await values(engine, "records/", version) == [b"1", b"3"]
     assert bench.durable.reads == before
+
+
+async def test_a_write_below_a_large_prefix_costs_what_the_write_costs(bench: Bench) -> None:
+    """The page is read anew by who wants it, not made anew by who writes."""
+    engine = bench.process()
+    for number in range(REWRITTEN_ENTRIES_MAX + 1):
+        await bench.put(f"records/{number:03}", "1")
+    await values(engine, "records/")
+    before, fills = bench.durable.reads, engine.stats.fills
+    version = await bench.put("records/000", "2", engine)
+    assert engine.stats.fills <= fills + 1
+    assert (await values(engine, "records/", version))[0] == b"2"
+    assert bench.durable.reads == before + 1
 
 
 async def test_entries_that_are_handed_out_can_be_changed_without_harm(bench: Bench) -> None:

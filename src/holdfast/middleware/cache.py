@@ -40,6 +40,9 @@ from holdfast.middleware.wrapper import Wrapper
 
 PENDING_MAX: Final = 64
 """Copies on their way to a shelf; more are not sent."""
+REWRITTEN_ENTRIES_MAX: Final = 64
+REWRITTEN_BYTES_MAX: Final = 64 * 1024
+"""A page up to this size is kept up to date by one's own commits; a larger one would cost more than the commit."""
 PAGE: Final = "page"
 
 
@@ -264,7 +267,8 @@ class CachedEngine(Wrapper):
         if not self._holds(home, changed, item, seen):
             return None
         item.until = min(item.until, now + self._ttl_ms)
-        self._memory.put(name, item)
+        if self._memory.entries_max:
+            self._memory.put(name, item)
         return item
 
     def _share(self, shelf: Shelf, home: Followed, name: Name, item: Item) -> None:
@@ -338,6 +342,8 @@ class CachedEngine(Wrapper):
             page = self._memory.get((home.space, prefix, PAGE))
             changes = {key: entry for key, entry in written.items() if key.startswith(prefix)}
             if page is None or not self._holds(home, prefix, page, home.applied):
+                continue
+            if len(page.entries) > REWRITTEN_ENTRIES_MAX or page.size > REWRITTEN_BYTES_MAX:
                 continue
             if any(isinstance(entry, Unknown) for entry in changes.values()):
                 continue

@@ -28,7 +28,7 @@ Name: TypeAlias = tuple[str, ...]
 class Item:
     """What was read: entries, and the revisions at which they are known to be so, from `since` up to `at`."""
 
-    __slots__ = ("at", "entries", "more", "read_at", "since", "size", "until")
+    __slots__ = ("at", "entries", "more", "read_at", "since", "until")
 
     def __init__(self, entries: list[Entry], at: int, since: int, read_at: int, more: bool = False) -> None:
         self.entries = entries
@@ -36,13 +36,18 @@ class Item:
         self.since = since
         self.read_at = read_at
         self.more = more
-        self.size = sum(len(entry.key) + len(entry.value) for entry in entries)
         self.until = 0
 
     def keep_until(self, at_ms: int) -> None:
         """It may be shown before this instant, and before one of its entries expires."""
-        expiries = [entry.expires_at - EXPIRY_MARGIN_MS for entry in self.entries if entry.expires_at is not None]
-        self.until = min((at_ms, *expiries))
+        for entry in self.entries:
+            if entry.expires_at is not None and entry.expires_at - EXPIRY_MARGIN_MS < at_ms:
+                at_ms = entry.expires_at - EXPIRY_MARGIN_MS
+        self.until = at_ms
+
+    @property
+    def size(self) -> int:
+        return sum([len(entry.key) + len(entry.value) for entry in self.entries])
 
     @property
     def fits(self) -> bool:
@@ -53,7 +58,7 @@ class Memory:
     """Items by name, bounded in number and bytes."""
 
     def __init__(self, entries_max: int) -> None:
-        self._entries_max = entries_max
+        self.entries_max = entries_max
         self._items: OrderedDict[Name, Item] = OrderedDict()
         self._absent: OrderedDict[Name, Item] = OrderedDict()
         self._size = 0
@@ -78,7 +83,7 @@ class Memory:
         if item.entries:
             self._items[name] = item
             self._size += item.size
-            while len(self._items) > self._entries_max or self._size > BYTES_MAX:
+            while len(self._items) > self.entries_max or self._size > BYTES_MAX:
                 _, oldest = self._items.popitem(last=False)
                 self._size -= oldest.size
         else:
