@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.engine import Batch, Delete, Increment, Operation, Push, Put, Take, Touch
+from holdfast.engine import Batch, Delete, Increment, Operation, Push, Put, SpaceInfo, Take, Touch
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware import cache_followed, cache_memory
 from holdfast.middleware.cache import REWRITTEN_ENTRIES_MAX, CachedEngine
@@ -560,6 +560,19 @@ async def test_a_space_that_does_not_exist_is_asked_for_until_it_does(bench: Ben
     assert await values(engine, "records/") == []
     await bench.put(A, "1")
     assert await value(engine, A) == b"1"
+
+
+async def test_a_store_that_cannot_describe_its_spaces_can_still_be_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def spaces(name: str | None = None) -> list[SpaceInfo]:
+        raise Unavailable("not now")
+
+    engine = bench.process()
+    await bench.put(A, "1")
+    monkeypatch.setattr(bench.durable, "spaces", spaces)
+    assert await value(engine, A) == b"1"
+    assert await values(engine, "records/") == [b"1"]
 
 
 async def test_nothing_runs_on_when_it_is_closed(bench: Bench) -> None:

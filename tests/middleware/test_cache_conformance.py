@@ -42,4 +42,4 @@ async def open_cached(clock: Clock) -> Engine:
 
 @pytest.fixture
 def engine_factory() -> EngineFactory:
-    return EngineFactory(lambda: open_cached, Capabilities(shared=False, survives_reopen=False), histories=20)
+    return EngineFactory(lambda: open_cached, Capabilities(shared=False, survives_reopen=False), histories=8)

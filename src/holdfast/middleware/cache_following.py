@@ -50,10 +50,14 @@ class Following:
         self._closed = False
 
     async def begin(self, space: str) -> Followed | None:
-        """Know the space from now on; None when there is none yet."""
+        """Know the space from now on; None when there is none yet, or it cannot be told."""
         if self._closed:
             return None
-        found = await self._engine.spaces(space)
+        try:
+            found = await self._engine.spaces(space)
+        except Error as exc:
+            log.debug("space %s cannot be looked at: %s", space, exc)
+            return None  # whether it can be read, the read will tell
         home = self.spaces.get(space)
         if home is not None or not found or self._closed:
             return home
