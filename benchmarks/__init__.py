@@ -22,6 +22,7 @@ NAMES: Final = (
     "flat",
     "watch_latency",
     "copying",
+    "cached_read",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

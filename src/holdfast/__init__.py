@@ -47,14 +47,17 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.consistency import Consistency
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
 from holdfast.layers.migration import MigrationFailure, MigrationReport
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.schemas import RegisteredSchema, Schemas
+from holdfast.layers.session import Session
 from holdfast.layers.state_type import StateType
 from holdfast.layers.watching import RecordChange, RecordChanges
+from holdfast.middleware.cache_options import Cache, CacheStats
 from holdfast.space import Space
 from holdfast.store import Store, open
 
@@ -68,9 +71,12 @@ __all__ = [
     "AuthenticationFailed",
     "BlobRef",
     "Blobs",
+    "Cache",
+    "CacheStats",
     "Clock",
     "Compacted",
     "Conflict",
+    "Consistency",
     "Damaged",
     "DurabilityUnavailable",
     "Error",
@@ -102,6 +108,7 @@ __all__ = [
     "Retention",
     "SchemaViolation",
     "Schemas",
+    "Session",
     "Space",
     "SpaceInfo",
     "Stand",

@@ -354,6 +354,23 @@ class Submits(Protocol):
         ...
 
 
+@runtime_checkable
+class Caches(Protocol):
+    """What an engine with a hot tier offers besides: answers that may be older than the newest, not older than asked.
+
+    `seen` is the revision that an answer must show at least; 0 asks for whatever the tier's bound allows. An answer comes
+    with the revision a reader has seen by it: who asks for that one next time never sees anything older than this.
+    """
+
+    async def get_seen(self, space: str, keys: list[str], seen: int) -> tuple[list[Entry | None], int]:
+        """`get`, from one snapshot at `seen` or later."""
+        ...
+
+    async def scan_seen(self, space: str, prefix: str, seen: int, *, limit: int = 1000) -> Page:
+        """The first page of `scan`, from one snapshot at `seen` or later."""
+        ...
+
+
 # --- what every engine checks, in one place ---
 
 

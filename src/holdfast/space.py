@@ -19,6 +19,7 @@ from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
+from holdfast.layers.session import Session
 from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
 
@@ -51,6 +52,11 @@ class Space:
     def instance(self) -> str:
         """Which instance of the agent this is."""
         return self._scope.instance
+
+    @property
+    def session(self) -> Session:
+        """How far this view has come: what it wrote, and what its session reads showed. `session.token` goes elsewhere."""
+        return self._scope.session
 
     @cached_property
     def audit(self) -> Audit:

@@ -8,6 +8,7 @@ Opening starts the caretaker, closing stops it and finishes what was accepted.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Generator
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
-from holdfast.engines.registry import file_of, open_engine
+from holdfast.engines.registry import file_of, open_engine, open_shelf
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.audit import Audit
@@ -28,9 +29,13 @@ from holdfast.layers.locks import Coordination, Locks
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
+from holdfast.layers.session import Session
 from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, share
 from holdfast.layers.transfer import copy_store
 from holdfast.middleware.audited_reads import AuditedReads
+from holdfast.middleware.cache import CachedEngine
+from holdfast.middleware.cache_following import READABLE
+from holdfast.middleware.cache_options import MEMORY, Cache
 from holdfast.middleware.creation import CreatedOnFirstUse
 from holdfast.space import Space, check_agent, check_space
 
@@ -67,6 +72,7 @@ def open(
     durability: Durability | None = "sync",
     background: bool = True,
     token: str | None = None,
+    cache: str | Cache | None = None,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
@@ -74,7 +80,8 @@ def open(
     `blobs` is the folder for large data, by default beside the file. `durability` is what spaces are made with that name no
     other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
     `background=False` leaves sweeping, sealing and pruning to other processes. `token` is what a keeper knows you by; other
-    stores take none.
+    stores take none. `cache` is a hot tier for session and eventual reads: "memory", or the "redis://…" of a server that
+    processes share.
     """
     if durability is not None:
         check_durability(durability)
@@ -89,6 +96,7 @@ def open(
         durability,
         background,
         None if token is None else Secret(token),
+        Cache(cache) if isinstance(cache, str) else cache,
     )
 
 
@@ -105,6 +113,7 @@ class Store:
         durability: Durability | None,
         background: bool,
         token: Secret | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self.url = url
         self._clock = clock
@@ -115,7 +124,9 @@ class Store:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._background = background
         self._token = token
+        self._options = cache
         self._engine: Engine | None = None
+        self._cache: CachedEngine | None = None
         self._audited: set[str] = set()
         self._identity: Identity | None = None
 
@@ -123,10 +134,13 @@ class Store:
         if self._engine is not None:
             raise InvalidInput("this store is open already")
         self._engine = await open_engine(self.url, self._clock, self._token)
-        if isinstance(self._engine, _Kept):
-            self._identity = self._engine.identity
-            return self
         try:
+            if isinstance(self._engine, _Kept):
+                self._identity = self._engine.identity
+            if self._options is not None:
+                self._cache = await self._cached(self._engine, self._options)
+            if self._identity is not None:
+                return self
             if self._durability is not None and isinstance(self._engine, _MayRefuse):
                 await self._engine.require(self._durability)
             await share(self._engine, self._redaction, self._retention, self._durability)
@@ -138,6 +152,17 @@ class Store:
         if self._background:
             self._caretaker.start()
         return self
+
+    async def _cached(self, engine: Engine, options: Cache) -> CachedEngine:
+        identity = self._identity
+        if identity is not None and options.url != MEMORY:
+            raise InvalidInput(
+                "what a keeper's rules let one read does not belong into a cache that others share; use cache='memory'"
+            )
+        shelf = None if options.url == MEMORY else await open_shelf(options.url)
+        watched = READABLE if identity is not None and identity.role == "agent" else ()
+        name = str(file_of(self.url) or re.sub(r"//[^/@]*@", "//", self.url))
+        return CachedEngine(engine, self._clock, options, shelf, store=name, watched=watched)
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
@@ -153,8 +178,8 @@ class Store:
                 await coordination.close()
                 await caretaker.stop()
             finally:
-                await self._engine.close()
-                self._engine = None
+                await (self._cache or self._engine).close()
+                self._engine = self._cache = None
                 del self._caretaker, self._coordination, self._catalogue
             if self._temporary is not None:
                 self._temporary.cleanup()
@@ -166,6 +191,11 @@ class Store:
         if self._engine is None:
             raise Unavailable("the store is not open; use: async with holdfast.open(...) as store")
         return self._engine
+
+    @property
+    def cache(self) -> CachedEngine | None:
+        """The hot tier, if the store was opened with one; `store.cache.stats` tells what it does."""
+        return self._cache
 
     @property
     def identity(self) -> Identity | None:
@@ -203,18 +233,21 @@ class Store:
         instance: str = "1",
         durability: Durability | None = None,
         audit_reads: bool = False,
+        session: str | None = None,
     ) -> Space:
         """A space as seen by an agent, "local" unless named; a keeper's token names it. It comes into being at its first use.
 
         `durability` is "sync" (on disk before the reply; the default), "async" or "volatile"; it is fixed when the space
-        is made. `audit_reads` makes every read leave an audit record.
+        is made. `audit_reads` makes every read leave an audit record. `session` is the token of a session, of this or
+        another process: session reads of this view show at least what that one has seen.
         """
         check_space(name)
         agent = self._agent(agent)
         check_agent(instance)
         if durability is not None:
             check_durability(durability)
-        engine = self.engine
+        seen = Session.of(name, session)
+        engine: Engine = self._cache or self.engine
         otherwise = self._durability or "sync"
         if durability is not None or audit_reads or otherwise != "sync":
             engine = CreatedOnFirstUse(engine, name, durability, otherwise, audit_reads)
@@ -223,7 +256,7 @@ class Store:
             engine = AuditedReads(engine, agent)
         if self._identity is None:
             self._caretaker.look_after(name)
-        return Space(self._scope(name, agent, instance, engine), self._blob_folder, self._coordination)
+        return Space(self._scope(name, agent, instance, engine, seen), self._blob_folder, self._coordination)
 
     def seen_through(self, engine: Engine, name: str, agent: str, coordination: Coordination) -> Space:
         """A space as a keeper shows it to one of its clients: through the engine that holds the client's rules."""
@@ -261,7 +294,7 @@ class Store:
             raise NotFound(f"there is no space {name!r}")
         if self._identity is None:  # a keeper notes it by itself
             await self.note_drop(name, agent)
-        await self.engine.drop(name)
+        await (self._cache or self.engine).drop(name)
 
     async def note_drop(self, name: str, agent: str) -> None:
         """Write down, before it happens, who drops a space."""
@@ -295,9 +328,25 @@ class Store:
         """What this store guarantees as it is configured, and what is wrong with it."""
         return await self.engine.inspect()
 
-    def _scope(self, space: str, agent: str, instance: str = "1", engine: Engine | None = None) -> Scope:
-        shared = self._clock, self._retention, self._redaction
-        return Scope(engine or self.engine, space, agent, instance, *shared, catalogue=self._catalogue)
+    def _scope(
+        self,
+        space: str,
+        agent: str,
+        instance: str = "1",
+        engine: Engine | None = None,
+        session: Session | None = None,
+    ) -> Scope:
+        return Scope(
+            engine or self.engine,
+            space,
+            agent,
+            instance,
+            self._clock,
+            self._retention,
+            self._redaction,
+            catalogue=self._catalogue,
+            session=session or Session(space),
+        )
 
     def _blob_folder(self) -> Path:
         if self._blobs is None:

@@ -16,6 +16,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "audit.py": [],
     "blobs.py": [],
     "blocking.py": [],
+    "cache.py": [],
     "demo.py": ["--seconds", "2", "--kills", "3"],
     "demo_keeper.py": ["--seconds", "3", "--agents", "3"],
     "records.py": [],

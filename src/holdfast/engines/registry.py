@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine
@@ -22,6 +22,10 @@ from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from holdfast.engines.redis_shelf import RedisShelf
+
+REDIS: Final = ("redis", "rediss", "redis+sentinel", "redis+cluster")
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -83,7 +87,7 @@ ENGINES: Final[dict[str, Callable[[str, Clock], Awaitable[Engine]]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "resident": _resident,
-    **{scheme: _redis(scheme) for scheme in ("redis", "rediss", "redis+sentinel", "redis+cluster")},
+    **{scheme: _redis(scheme) for scheme in REDIS},
     "postgresql": _postgres,
     "postgres": _postgres,
 }
@@ -114,3 +118,16 @@ async def open_engine(url: str, clock: Clock, token: str | None = None) -> Engin
     if token is not None:
         raise InvalidInput(f"a store of {scheme}: takes no token: only a keeper asks for one. Leave it out")
     return await ENGINES[scheme](rest, clock)
+
+
+async def open_shelf(url: str) -> RedisShelf:
+    """Where processes share the copies of a hot tier."""
+    scheme, _ = split_url(url)
+    if scheme not in REDIS:
+        known = ", ".join(f"{each}://" for each in REDIS)
+        raise InvalidInput(f"a cache is 'memory' or a Redis server ({known}), not one of {scheme}:")
+    try:
+        from holdfast.engines.redis_shelf import RedisShelf
+    except ModuleNotFoundError as exc:
+        raise InvalidInput(f"{scheme}:// needs the Redis driver: pip install 'holdfast[redis]'") from exc
+    return await RedisShelf.open(url)

@@ -41,6 +41,7 @@ from holdfast.errors import InvalidInput
 from holdfast.ids import new_id
 from holdfast.keys import Subspace, check_prefix
 from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, tag_version, type_tag
+from holdfast.layers.consistency import Consistency, read
 from holdfast.layers.scope import Scope
 from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
 from holdfast.layers.typed import admitted, current
@@ -83,21 +84,38 @@ class Records:
         self._scope = scope
         self._engine = scope.engine
         self._space = scope.space
+        self._session = scope.session
 
     # --- reading ---
 
     @overload
-    async def get(self, key: str) -> Any: ...
+    async def get(self, key: str, *, consistency: Consistency = "strong") -> Any: ...
     @overload
-    async def get(self, key: str, default: D) -> Any | D: ...
+    async def get(self, key: str, default: D, *, consistency: Consistency = "strong") -> Any | D: ...
     @overload
-    async def get(self, key: str, default: None = None, *, as_type: type[T]) -> T | None: ...
+    async def get(
+        self, key: str, default: None = None, *, as_type: type[T], consistency: Consistency = "strong"
+    ) -> T | None: ...
     @overload
-    async def get(self, key: str, default: D, *, as_type: type[T]) -> T | D: ...
+    async def get(self, key: str, default: D, *, as_type: type[T], consistency: Consistency = "strong") -> T | D: ...
 
-    async def get(self, key: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
-        """The value, or the default. `as_type` reads it as a dataclass, TypedDict, pydantic model or msgspec struct."""
-        [entry] = await self._engine.get(self._space, [record_key(key)])
+    async def get(
+        self,
+        key: str,
+        default: Any = None,
+        *,
+        as_type: type[Any] | None = None,
+        consistency: Consistency = "strong",
+    ) -> Any:
+        """The value, or the default. `as_type` reads it as a dataclass, TypedDict, pydantic model or msgspec struct.
+
+        `consistency` is "strong" (what is there now), "session" (what this view wrote or read before, or newer) or
+        "eventual"; the last two may be answered by a cache.
+        """
+        if consistency == "strong":
+            [entry] = await self._engine.get(self._space, [record_key(key)])
+        else:
+            [entry] = await read(self._scope, [record_key(key)], consistency)
         if entry is None:
             return default
         if entry.tag:
@@ -105,19 +123,28 @@ class Records:
             entry = await current(self._scope, entry)
         return decode(entry.value, as_type)
 
-    async def entry(self, key: str, *, as_type: type[Any] | None = None, as_stored: bool = False) -> Record | None:
+    async def entry(
+        self,
+        key: str,
+        *,
+        as_type: type[Any] | None = None,
+        as_stored: bool = False,
+        consistency: Consistency = "strong",
+    ) -> Record | None:
         """The record with version, owner, times and expiry; None if there is none. `as_stored` leaves older data as it is."""
-        [entry] = await self._engine.get(self._space, [record_key(key)])
+        [entry] = await read(self._scope, [record_key(key)], consistency)
         if entry is None:
             return None
         return _record(entry if as_stored else await current(self._scope, entry), as_type)
 
-    async def get_many(self, keys: Iterable[str], *, as_type: type[Any] | None = None) -> dict[str, Any]:
+    async def get_many(
+        self, keys: Iterable[str], *, as_type: type[Any] | None = None, consistency: Consistency = "strong"
+    ) -> dict[str, Any]:
         """The values of those keys that exist, from one snapshot. Lists and sets are no values; they are left out."""
         names = Items(keys)
         if len(names) > GET_MANY_MAX:
             raise InvalidInput(f"get_many reads at most {GET_MANY_MAX:,} keys at once, not {len(names):,}")
-        entries = await self._engine.get(self._space, [record_key(name) for name in names])
+        entries = await read(self._scope, [record_key(name) for name in names], consistency)
         return {
             name: decode((await current(self._scope, entry) if entry.tag else entry).value, as_type)
             for name, entry in zip(names, entries, strict=True)
@@ -177,8 +204,11 @@ class Records:
         put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
         if put.tag:
             put = await admitted(self._scope, put)
-        receipt = await self._scope.commit((put,), (), request_id)
-        return receipt.version
+        receipt = await self._scope.send((put,), (), request_id)
+        version, session = receipt.version, self._session
+        if version > session.seen:  # written out: this is what is done most
+            session.seen = version
+        return version
 
     async def delete(self, key: str, *, request_id: str | None = None) -> bool:
         """Remove a record, list or set; tells whether there was one."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Receipt
+from holdfast.engine import Batch, Caches, Condition, Durability, Engine, Operation, Receipt
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
+from holdfast.layers.session import Session
 
 if TYPE_CHECKING:
     from holdfast.layers.catalogue import Catalogue
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What layers share. `guards` are conditions added to every batch: that is how a lock fences writes."""
+    """What layers share. `guards` are conditions added to every batch: that is how a lock fences writes.
+
+    `session` is how far this view has come: what it wrote and what its session reads saw.
+    """
 
     engine: Engine
     space: str
@@ -29,14 +33,29 @@ class Scope:
     retention: Retention
     redaction: Redaction
     guards: tuple[Condition, ...] = ()
+    session: Session = field(default_factory=Session)
+    caches: Caches | None = field(init=False, default=None)
+    """The engine, if it has a hot tier."""
     _durability: list[Durability] = field(default_factory=list)
     catalogue: Catalogue | None = None
     """The types with a schema; None where nothing typed is read or written."""
 
-    def commit(
+    def __post_init__(self) -> None:
+        if isinstance(self.engine, Caches):  # asked once: it is not for nothing
+            object.__setattr__(self, "caches", self.engine)
+
+    async def commit(
+        self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
+    ) -> Receipt:
+        """One batch, under the caller's request id or a fresh one."""
+        receipt = await self.send(operations, conditions, request_id)
+        self.session.saw(receipt.version)
+        return receipt
+
+    def send(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
     ) -> Coroutine[Any, Any, Receipt]:
-        """One batch, under the caller's request id or a fresh one; to be awaited."""
+        """`commit` for where every microsecond counts: to be awaited, and what it gives to be told to the session."""
         fresh = request_id is None
         if self.guards:
             conditions = (*self.guards, *conditions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from holdfast.engine import Batch, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.engine import Batch, Caches, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.middleware.snapshot import get_seeing
 from holdfast.middleware.wrapper import Wrapper
 
 
@@ -23,6 +24,7 @@ class CreatedOnFirstUse(Wrapper):
         self._otherwise: Durability = otherwise
         self._audit_reads = audit_reads
         self._created = False
+        self._caches = inner if isinstance(inner, Caches) else None
 
     async def _create(self) -> None:
         if not self._created:
@@ -47,6 +49,18 @@ class CreatedOnFirstUse(Wrapper):
     ) -> Page:
         await self._create()
         return await self.inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def get_seen(self, space: str, keys: list[str], seen: int) -> tuple[list[Entry | None], int]:
+        await self._create()
+        if self._caches is None:
+            return await get_seeing(self.inner, space, keys)
+        return await self._caches.get_seen(space, keys, seen)
+
+    async def scan_seen(self, space: str, prefix: str, seen: int, *, limit: int = 1000) -> Page:
+        if self._caches is None:
+            return await self.scan(space, prefix, limit=limit)
+        await self._create()
+        return await self._caches.scan_seen(space, prefix, seen, limit=limit)
 
     async def watch(
         self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
