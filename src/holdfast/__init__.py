@@ -44,9 +44,15 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.conflicts import Contradiction, contested, differing, missed, opposed
+from holdfast.layers.contributions import Contribution, DocumentView, Outdated
+from holdfast.layers.diffs import Difference
+from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
+from holdfast.layers.history import DocumentEvent
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
+from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
 from holdfast.layers.retention import Retention
 from holdfast.layers.watching import RecordChange, RecordChanges
 from holdfast.space import Space
@@ -62,16 +68,27 @@ __all__ = [
     "AuthenticationFailed",
     "BlobRef",
     "Blobs",
+    "Case",
     "Clock",
     "Compacted",
     "Conflict",
+    "Contradiction",
+    "Contribution",
     "Damaged",
+    "Difference",
+    "Document",
+    "DocumentEvent",
+    "DocumentHead",
+    "DocumentVersion",
+    "DocumentView",
+    "Documents",
     "DurabilityUnavailable",
     "Error",
     "Finding",
     "Guard",
     "IncompatibleStore",
     "InvalidInput",
+    "Judgement",
     "LeaseLost",
     "LockAcquisitionError",
     "LockState",
@@ -79,6 +96,7 @@ __all__ = [
     "ManualClock",
     "NotFound",
     "OutcomeUnknown",
+    "Outdated",
     "Pool",
     "QuotaExceeded",
     "RateLimitExceeded",
@@ -89,6 +107,7 @@ __all__ = [
     "RecordTransaction",
     "Records",
     "Redaction",
+    "Resolution",
     "Retention",
     "Space",
     "SpaceInfo",
@@ -97,13 +116,18 @@ __all__ = [
     "Store",
     "SystemClock",
     "Unavailable",
+    "Verdict",
     "Verification",
     "absent",
     "at_least",
     "blocking",
+    "contested",
     "delete_",
+    "differing",
     "increment",
+    "missed",
     "open",
+    "opposed",
     "present",
     "set_",
     "value_is",
