@@ -17,6 +17,8 @@ COMMANDS = [
     *([name] for names in TOPICS.values() for name in names),
     ["audit", "verify"],
     ["audit", "seal"],
+    *(["doc", name] for name in ("show", "contribute", "replace", "history", "diff", "conflicts", "escalations")),
+    *(["doc", name] for name in ("resolutions", "resolve")),
     ["spaces", "create"],
     ["spaces", "drop"],
     ["token", "create"],

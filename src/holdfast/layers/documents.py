@@ -171,6 +171,7 @@ class Document:
         approvals: Mapping[str, str] | None = None,
         quorum: str = QUORUM,
         confidence_min: float | None = CONFIDENCE_MIN,
+        request_id: str | None = None,
     ) -> Resolution:
         """Settle a contradiction (or its id) by a strategy, or let it wait for a person; `winner` is None then.
 
@@ -178,7 +179,7 @@ class Document:
         wins must be sure of itself by `confidence_min`; None lets anybody win.
         """
         view = await self.read(consistency="strong")
-        options = by, winner, justification, approvals or {}, quorum, confidence_min
+        options = by, winner, justification, approvals or {}, quorum, confidence_min, request_id
         return await self._resolutions.resolve(view, conflict, *options)
 
     async def resolutions(self) -> list[Resolution]:

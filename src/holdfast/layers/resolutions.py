@@ -29,20 +29,22 @@ import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Condition, Delete, Entry, Operation, Put, VersionIs
+from holdfast.engine import SCAN_MAX, Absent, Condition, Entry, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.keys import Subspace
+from holdfast.layers.answers import once
 from holdfast.layers.conflicts import DETECTORS, Contradiction, Detector, found_in
 from holdfast.layers.contributions import DocumentView
 from holdfast.layers.history import History
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SECTIONS
+from holdfast.layers.transact import Transaction
 
 DOCUMENTS: Final = Subspace("documents")
 PRIORITIES: Final[Mapping[str, int]] = {"compliance": 100, "risk": 75, "market-analysis": 50, "reporting": 25}
@@ -169,6 +171,7 @@ class Resolutions:
         approvals: Mapping[str, str],
         quorum: str,
         confidence_min: float | None,
+        request_id: str | None,
     ) -> Resolution:
         """Decide, or let it wait for a person."""
         if by not in (*self._judgement.strategies, "person"):
@@ -186,7 +189,7 @@ class Resolutions:
         else:
             case = Case(here, view, self._judgement.priorities, quorum, approvals)
             verdict = _sure(case, self._judgement.strategies[by](case), confidence_min)
-        return await self._commit(view, here, by, verdict, dict(approvals), justification)
+        return await self._commit(view, here, by, verdict, dict(approvals), justification, request_id)
 
     async def _find(self, view: DocumentView, conflict: Contradiction | str) -> Contradiction:
         """The contradiction as it is now; one that was decided may be decided anew."""
@@ -216,32 +219,51 @@ class Resolutions:
         verdict: Verdict,
         approvals: dict[str, str],
         justification: str | None,
+        request_id: str | None,
     ) -> Resolution:
-        scope, id = self._scope, conflict.id
+        id = conflict.id
         decided, waiting = (DOCUMENTS.key(what, self._name, id) for what in ("resolutions", "escalations"))
-        [before, escalation] = await scope.engine.get(scope.space, [decided, waiting])
-        conditions: list[Condition] = [Absent(decided) if before is None else VersionIs(decided, before.version)]
         if len(conflict.parties) > PARTIES_MAX:
             raise InvalidInput(
                 f"a conflict of {len(conflict.parties)} parties cannot be settled at once; at most {PARTIES_MAX}"
             )
-        for party, version in conflict.versions.items():  # what is decided is about these outputs and no others
+        settled = msgspec.structs.replace(conflict, escalated=verdict.winner is None)
+        outputs = {party: _output(view.sections[party].data) for party in conflict.parties if party in view.sections}
+        transaction, made = Transaction(self._scope), []
+
+        async def decide() -> None:
+            [before, escalation] = await transaction.read(decided, waiting)
+            transaction.conditions += self._unchanged(view, conflict)
+            overrode = None if before is None or verdict.winner is None else before.version
+            said = verdict.winner, verdict.reason, outputs, approvals, justification
+            made.append(_Stored(settled, method, *said, overrode))
+            transaction.put(Put(waiting if verdict.winner is None else decided, encode(made[0])))
+            if verdict.winner is not None and escalation is not None:
+                transaction.delete(waiting)
+            kind: Literal["escalated", "resolved"] = "escalated" if verdict.winner is None else "resolved"
+            transaction.operations.append(await self._history.told(kind, made[0]))
+
+        named = verdict.winner if method == "person" else None
+        asked = ["resolve", self._name, id, method, named, justification, approvals]
+        await once(transaction, request_id, asked, decide)
+        await transaction.commit()
+        if made and transaction.receipt is not None:
+            told = msgspec.structs.asdict(made[0])
+            at = as_datetime(transaction.receipt.at)
+            return Resolution(**told, by=self._scope.actor, at=at, document=self._name)
+        found = [*await self.stored("resolutions"), *await self.stored("escalations")]
+        return next(each for each in found if each.conflict.id == id)
+
+    def _unchanged(self, view: DocumentView, conflict: Contradiction) -> list[Condition]:
+        """That the outputs are those it was decided about."""
+        conditions: list[Condition] = []
+        for party, version in conflict.versions.items():
             if party in view.sections:
                 conditions.append(VersionIs(SECTIONS.prefix("documents", self._name) + party, version))
             else:  # the body
                 body = DOCUMENTS.key("bodies", self._name)
                 conditions.append(VersionIs(body, version) if version else Absent(body))
-        outputs = {party: _output(view.sections[party].data) for party in conflict.parties if party in view.sections}
-        settled = msgspec.structs.replace(conflict, escalated=verdict.winner is None)
-        overrode = None if before is None or verdict.winner is None else before.version
-        stored = _Stored(settled, method, verdict.winner, verdict.reason, outputs, approvals, justification, overrode)
-        operations: list[Operation] = [Put(waiting if verdict.winner is None else decided, encode(stored))]
-        if verdict.winner is not None and escalation is not None:
-            operations.append(Delete(waiting))
-        operations.append(await self._history.told("escalated" if verdict.winner is None else "resolved", stored))
-        receipt = await scope.commit(tuple(operations), tuple(conditions))
-        told = msgspec.structs.asdict(stored)
-        return Resolution(**told, by=scope.actor, at=as_datetime(receipt.at), document=self._name)
+        return conditions
 
 
 async def stored(scope: Scope, what: str, name: str | None = None) -> list[Resolution]:
