@@ -62,7 +62,8 @@ def reduced(body: Any, change: Any, reducers: Mapping[str, str], *, strict: bool
 def _parts(change: Any, reducers: Mapping[str, str], path: str = "") -> Iterator[str]:
     """The paths at which the change says something: down to where a reducer is declared, or none can be."""
     inner = f"{path}." if path else ""
-    if isinstance(change, dict) and path not in reducers and any(each.startswith(inner) for each in reducers):
+    within = path not in reducers and (not path or any(each.startswith(inner) for each in reducers))
+    if isinstance(change, dict) and within:
         for name, value in change.items():
             yield from _parts(value, reducers, inner + name)
     else:

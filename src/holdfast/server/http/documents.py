@@ -17,13 +17,12 @@ from holdfast.codec import encode
 from holdfast.errors import Conflict, InvalidInput, LeaseLost, NotFound, QuotaExceeded
 from holdfast.keys import NAME_BYTES_MAX
 from holdfast.layers.conflicts import Contradiction
-from holdfast.layers.contributions import INPUTS_MAX, DocumentView, Outdated
+from holdfast.layers.contributions import DocumentView, Outdated
 from holdfast.layers.diffs import Difference
 from holdfast.layers.documents import Mode
 from holdfast.layers.history import DocumentEvent
 from holdfast.layers.history import Kind as EventKind
-from holdfast.layers.reducers import REDUCERS_MAX
-from holdfast.layers.resolutions import PARTIES_MAX, QUORUM, TEXT_MAX, Resolution
+from holdfast.layers.resolutions import QUORUM, TEXT_MAX, Resolution
 from holdfast.server.http.endpoint import Answer, Call, endpoint
 from holdfast.server.http.failures import EtagMismatch
 from holdfast.server.http.guards import under
@@ -140,7 +139,7 @@ class Gone(msgspec.Struct, frozen=True):
 class Declaration(Wire, frozen=True):
     """How values of these paths of the body meet."""
 
-    reducers: Annotated[dict[str, Literal["sum", "max", "union", "append", "last"]], Meta(max_length=REDUCERS_MAX)]
+    reducers: dict[str, Literal["sum", "max", "union", "append", "last"]]
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -229,7 +228,7 @@ class Contributing(Wire, frozen=True):
     """What to contribute, from which inputs, and how surely. `agent` is for orchestrators."""
 
     data: Any
-    inputs: Annotated[dict[str, Version], Meta(max_length=INPUTS_MAX)] | None = None
+    inputs: dict[str, Version] | None = None
     confidence: Annotated[float, Meta(ge=0, le=1)] | None = None
     agent: AgentName | None = None
     instance: AgentName | None = None
@@ -418,7 +417,7 @@ class Settlement(Wire, frozen=True):
     by: Literal["priority", "consensus", "confidence", "escalate", "person"] = "priority"
     winner: Party | None = None
     justification: Annotated[str, Meta(max_length=TEXT_MAX)] | None = None
-    approvals: Annotated[dict[str, Party], Meta(max_length=PARTIES_MAX)] = msgspec.field(default_factory=dict)
+    approvals: dict[str, Party] = msgspec.field(default_factory=dict)
     """Who approves of which party; for consensus."""
     quorum: Annotated[str, Meta(pattern="^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$")] = QUORUM
 
