@@ -16,6 +16,7 @@ from holdfast import (
     Contradiction,
     DocumentView,
     InvalidInput,
+    ManualClock,
     NotFound,
     Space,
     Store,
@@ -131,6 +132,15 @@ async def test_priority_settles_it_and_both_outputs_are_kept(store: Store, boss:
     [event] = await doc.history(limit=1)
     assert (event.kind, event.by, event.data["winner"]) == ("resolved", "orchestrator", "risk/1")
     assert event.data["outputs"] == settled.outputs
+
+
+async def test_the_history_keeps_decisions_for_a_year(store: Store, boss: Space, clock: ManualClock) -> None:
+    await boss.document(NAME).resolve(await contradiction(store))
+    clock.advance("8d")
+    assert [event.kind for event in await boss.document(NAME).history()] == ["resolved"]
+    clock.advance("358d")
+    assert await boss.document(NAME).history() == []
+    assert len(await boss.document(NAME).resolutions()) == 1
 
 
 async def test_decisions_are_audited(store: Store, boss: Space, url: str) -> None:

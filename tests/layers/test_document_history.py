@@ -171,3 +171,10 @@ def test_paths_are_not_ambiguous() -> None:
     new: Any = {"a": {"b": 2}, "a.b": 1, "c": [2], "c[0]": 1, "": 1}
     paths = [each.path for each in differences(old, new)]
     assert sorted(paths) == sorted(["a.b", '"a.b"', "c[0]", '"c[0]"', '""'])
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1.0), (1, True), (0, False), ([1], [True]), ({"a": 0}, {"a": None})])
+def test_values_that_only_look_alike_differ(old: Any, new: Any) -> None:
+    found = list(differences(old, new))
+    assert [each.op for each in found] == ["~"]
+    assert encode(undone(new, found)) == encode(old)

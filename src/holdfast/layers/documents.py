@@ -216,7 +216,7 @@ class Document:
         given = checked_inputs({} if inputs is None else inputs)
         value = {
             "data": data,
-            "inputs": {name: version for name, version in given.items() if name != section},
+            "inputs": given,
             "confidence": checked_confidence(confidence),
         }
         if element == SOLE:
