@@ -278,6 +278,24 @@ async def test_an_escalation_that_has_dissolved_is_closed_by_a_person(store: Sto
     assert await doc.escalations() == []
 
 
+async def test_a_deleted_document_waits_for_nobody(store: Store, boss: Space) -> None:
+    doc = boss.document(NAME)
+    await doc.resolve(await contradiction(store), by="escalate")
+    assert await doc.delete()
+    assert await boss.documents.escalations() == []
+
+
+async def test_large_outputs_are_named_in_a_decision_and_stay_in_their_sections(store: Store, boss: Space) -> None:
+    large = {**INCREASE, "recommendation": "increase " + "x" * 300_000}
+    await said(store, "market-analysis", large)
+    await said(store, "risk", REDUCE)
+    [found] = await boss.document(NAME).conflicts()
+    settled = await boss.document(NAME).resolve(found)
+    assert settled.outputs["market-analysis/1"]["omitted"] > 300_000
+    assert settled.conflict.values["market-analysis/1"]["omitted"] > 300_000
+    assert (await boss.document(NAME).read()).contributions["market-analysis"].data == large
+
+
 async def test_strategies_are_functions_under_a_name(store: Store, boss: Space) -> None:
     def youngest(case: Case) -> Verdict:
         return Verdict(max(case.conflict.parties, key=lambda party: case.view.versions[party]), "it spoke last")

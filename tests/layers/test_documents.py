@@ -113,6 +113,20 @@ async def test_in_mode_reject_an_instance_that_has_not_seen_the_other_gets_both_
     assert await one.contribute("d") > third
 
 
+async def test_in_mode_reject_an_orchestrator_sees_each_section_for_itself(space: Space, boss: Space) -> None:
+    doc = boss.document(NAME, mode="reject")
+    await doc.contribute("boss")
+    await doc.contribute("a", agent="market")
+    await doc.contribute("b", agent="market")
+    with pytest.raises(Conflict):
+        await space.document(NAME, mode="reject").contribute("c")
+    await doc.contribute("boss again")
+    assert {name: each.data for name, each in (await doc.read()).contributions.items()} == {
+        "orchestrator": "boss again",
+        "market": "b",
+    }
+
+
 async def test_contributions_of_many_agents_are_all_kept(store: Store) -> None:
     async def work(number: int) -> None:
         doc = store.space("contoso", agent=f"agent{number}").document(NAME)

@@ -35,6 +35,8 @@ Kind: TypeAlias = Literal["resource-contention", "output-inconsistency", "deadli
 CONTRADICTIONS_MAX: Final = 1_000
 """Found in one document; more tell nothing new."""
 ID_CHARS: Final = 16
+POSITION_CHARS: Final = 200
+"""Of a text that stands for a position."""
 
 UP: Final = ("increas", "buy", "overweight", "upgrad", "accumulat")
 DOWN: Final = ("reduc", "decreas", "sell", "trim", "underweight", "downgrad", "divest")
@@ -106,7 +108,7 @@ def opposed(
                 for together in said_by.values():
                     for each in together:
                         values[each.section] = _field(each.data, field)
-                        positions[each.section] = values[together[0].section]
+                        positions[each.section] = values[together[0].section][:POSITION_CHARS]
                 yield Contradiction(kind, "", about, tuple(values), values, positions)
 
     return detect

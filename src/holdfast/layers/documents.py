@@ -35,7 +35,7 @@ import msgspec
 
 from holdfast.clock import Duration, as_datetime, optional_ms
 from holdfast.codec import decode, encode
-from holdfast.engine import OPERATIONS_MAX, Absent, Condition, Delete, Entry, Put, VersionIs
+from holdfast.engine import OPERATIONS_MAX, Absent, Condition, Delete, Entry, Page, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.identity import check_agent
 from holdfast.keys import check_name, check_prefix
@@ -123,8 +123,8 @@ class Document:
         self._resolutions = Resolutions(scope, name, self._history, judgement)
         self._body = DOCUMENTS.key("bodies", name)
         self._head = DOCUMENTS.key("heads", name)
-        self._seen: int | None = None
-        """In mode reject: the version of the agent's section as last read or written here; 0 is absent."""
+        self._seen: dict[str, int] = {}
+        """In mode reject: the versions of sections as they were last read or written here."""
 
     # --- reading ---
 
@@ -135,8 +135,7 @@ class Document:
         body, head, sections = await _fetch(self._scope, self._body, self._head, self._sections)
         found = {each.section: each for each in map(contribution_of, sections)}
         if self.mode == "reject":
-            mine = found.get(f"{self._scope.actor}/{SOLE}")
-            self._seen = 0 if mine is None else mine.version
+            self._seen = {each.section: each.version for each in found.values()}
         version = _version(body)
         return DocumentView(self.name, version.etag, version.body, found, _stored_head(head).reducers)
 
@@ -225,13 +224,14 @@ class Document:
         operations = (put, await self._history.contributed(section, put.value))
         conditions: tuple[Condition, ...] = ()
         if self.mode == "reject":
-            seen = given.get(section, 0) if inputs is not None else self._seen or 0
+            seen = (self._seen if inputs is None else given).get(section, 0)
             conditions = (VersionIs(put.key, seen) if seen else Absent(put.key),)
         try:
             receipt = await self._scope.commit(operations, conditions, request_id)
         except Conflict as conflict:
             raise await self._rejected(conflict, put.key, data) from conflict
-        self._seen = receipt.version
+        if self.mode == "reject":
+            self._seen[section] = receipt.version
         return receipt.version
 
     async def _rejected(self, conflict: Conflict, key: str, data: Any) -> Conflict:
@@ -258,7 +258,7 @@ class Document:
         receipt = await self._scope.commit(
             (gone, await self._history.told("withdrew", section=section)), (), request_id
         )
-        self._seen = 0
+        self._seen.pop(section, None)
         return receipt.results[0] is True
 
     # --- the body ---
@@ -279,7 +279,7 @@ class Document:
         return await self._write(lambda _: body, etag, 1, request_id, ["replace", self.name, etag, body])
 
     async def merge(self, change: Mapping[str, Any], *, request_id: str | None = None) -> DocumentVersion:
-        """Reduce values into the body by the reducers declared for their paths. Never a conflict with other merges."""
+        """Reduce values into the body by the reducers declared for their paths, again and again until nobody was faster."""
         asked = ["merge", self.name, change]
         return await self._write(None, None, ATTEMPTS_MAX, request_id, asked, change)
 
@@ -299,19 +299,22 @@ class Document:
 
         await transact(lambda: Transaction(self._scope), work)
 
-    async def delete(self) -> bool:
-        """Remove the document with all its contributions; tells whether there was one. Its history goes with its ttl."""
+    async def delete(self, *, request_id: str | None = None) -> bool:
+        """Remove the document, its contributions and what waits for a person in it; tells whether there was one.
+
+        Decisions stay, and its history until its ttl.
+        """
         event = await self._history.told("deleted")
-        receipt = await self._scope.commit((Delete(self._body), Delete(self._head), event))
+        receipt = await self._scope.commit((Delete(self._body), Delete(self._head), event), (), request_id)
         found = True in receipt.results
-        async for page in self._sections.pages():
-            found = found or bool(page)
-            for start in range(0, len(page), OPERATIONS_MAX):
-                part = page[start : start + OPERATIONS_MAX]
-                await self._scope.commit(
-                    tuple(self._sections.delete(agent=each.agent, instance=each.instance) for each in part)
-                )
+        for prefix in (self._sections.prefix, DOCUMENTS.prefix("escalations", self.name)):
+            while keys := [entry.key for entry in (await self._under(prefix)).entries]:
+                found = True
+                await self._scope.commit(tuple(map(Delete, keys)))
         return found
+
+    def _under(self, prefix: str) -> Awaitable[Page]:
+        return self._scope.engine.scan(self._scope.space, prefix, limit=OPERATIONS_MAX)
 
     async def _write(
         self,

@@ -227,7 +227,8 @@ class Resolutions:
             raise InvalidInput(
                 f"a conflict of {len(conflict.parties)} parties cannot be settled at once; at most {PARTIES_MAX}"
             )
-        settled = msgspec.structs.replace(conflict, escalated=verdict.winner is None)
+        said = {party: _output(value) for party, value in conflict.values.items()}
+        settled = msgspec.structs.replace(conflict, values=said, escalated=verdict.winner is None)
         outputs = {party: _output(view.sections[party].data) for party in conflict.parties if party in view.sections}
         transaction, made = Transaction(self._scope), []
 
@@ -235,8 +236,8 @@ class Resolutions:
             [before, escalation] = await transaction.read(decided, waiting)
             transaction.conditions += self._unchanged(view, conflict)
             overrode = None if before is None or verdict.winner is None else before.version
-            said = verdict.winner, verdict.reason, outputs, approvals, justification
-            made.append(_Stored(settled, method, *said, overrode))
+            decision = verdict.winner, verdict.reason, outputs, approvals, justification
+            made.append(_Stored(settled, method, *decision, overrode))
             transaction.put(Put(waiting if verdict.winner is None else decided, encode(made[0])))
             if verdict.winner is not None and escalation is not None:
                 transaction.delete(waiting)

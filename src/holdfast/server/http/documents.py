@@ -208,9 +208,9 @@ async def merge_into_document(
 
 @endpoint("DELETE", "/v1/spaces/{space}/documents/{name}", errors=(LeaseLost,))
 async def delete_document(call: Call, path: DocumentAt, headers: Changing) -> Gone:
-    """Remove a document with its contributions. For orchestrators."""
+    """Remove a document with its contributions and what waits for a person in it. For orchestrators."""
     document = under(call.space(path.space), headers.guard).document(path.name)
-    return Gone(await document.delete())
+    return Gone(await document.delete(request_id=headers.request_id))
 
 
 @endpoint("PUT", "/v1/spaces/{space}/reducers/{name}", errors=(Conflict, LeaseLost, QuotaExceeded))
