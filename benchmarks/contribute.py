@@ -62,10 +62,11 @@ async def _measure(plan: Plan, kind: str, store: holdfast.Store) -> AsyncIterato
     for start in range(0, SECTIONS, 50):
         await asyncio.gather(*(large.contribute(SECTION, instance=f"i{start + each}") for each in range(50)))
     others = [store.space("bench", agent=f"agent{number}") for number in range(WRITERS)]
+    many = [each.document("many") for each in others]
     swappers = [Swapper(each, f"peer{number}") for number, each in enumerate(others)]
 
     async def contribute_all() -> None:
-        await asyncio.gather(*(each.document("many").contribute(data()) for each in others))
+        await asyncio.gather(*(each.contribute(data()) for each in many))
 
     async def put_all() -> None:
         await asyncio.gather(*(each() for each in swappers))
