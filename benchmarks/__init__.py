@@ -16,6 +16,7 @@ NAMES: Final = (
     "sqlite_get",
     "memory_set",
     "policy_cost",
+    "contribute",
     "resident_cpu",
     "redis_set",
     "postgres_set",

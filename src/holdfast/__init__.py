@@ -47,11 +47,17 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.conflicts import Contradiction, contested, differing, missed, opposed
 from holdfast.layers.consistency import Consistency
+from holdfast.layers.contributions import Contribution, DocumentView, Outdated
+from holdfast.layers.diffs import Difference
+from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
+from holdfast.layers.history import DocumentEvent
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
 from holdfast.layers.migration import MigrationFailure, MigrationReport
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
+from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
 from holdfast.layers.retention import Retention
 from holdfast.layers.schemas import RegisteredSchema, Schemas
 from holdfast.layers.session import Session
@@ -73,17 +79,28 @@ __all__ = [
     "Blobs",
     "Cache",
     "CacheStats",
+    "Case",
     "Clock",
     "Compacted",
     "Conflict",
     "Consistency",
+    "Contradiction",
+    "Contribution",
     "Damaged",
+    "Difference",
+    "Document",
+    "DocumentEvent",
+    "DocumentHead",
+    "DocumentVersion",
+    "DocumentView",
+    "Documents",
     "DurabilityUnavailable",
     "Error",
     "Finding",
     "Guard",
     "IncompatibleStore",
     "InvalidInput",
+    "Judgement",
     "LeaseLost",
     "LockAcquisitionError",
     "LockState",
@@ -94,6 +111,7 @@ __all__ = [
     "MigrationReport",
     "NotFound",
     "OutcomeUnknown",
+    "Outdated",
     "Pool",
     "QuotaExceeded",
     "RateLimitExceeded",
@@ -105,6 +123,7 @@ __all__ = [
     "Records",
     "Redaction",
     "RegisteredSchema",
+    "Resolution",
     "Retention",
     "SchemaViolation",
     "Schemas",
@@ -117,14 +136,19 @@ __all__ = [
     "Store",
     "SystemClock",
     "Unavailable",
+    "Verdict",
     "Verification",
     "Violation",
     "absent",
     "at_least",
     "blocking",
+    "contested",
     "delete_",
+    "differing",
     "increment",
+    "missed",
     "open",
+    "opposed",
     "present",
     "set_",
     "value_is",

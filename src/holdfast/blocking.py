@@ -20,6 +20,9 @@ from typing import Any, TypeVar
 from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
+from holdfast.layers.documents import Document as _Document
+from holdfast.layers.documents import Documents as _Documents
+from holdfast.layers.documents import Locked as _Locked
 from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Locks as _Locks
 from holdfast.layers.locks import Pool as _Pool
@@ -154,7 +157,10 @@ Schemas = _blocking(_Schemas)
 Pool = _blocking(_Pool, ("size",))
 Wanted = _blocking(_Wanted)
 Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "token"))
-Space = _blocking(_Space, ("records",))
+Documents = _blocking(_Documents)
+Document = _blocking(_Document, ("mode", "name"))
+Locked = _blocking(_Locked)
+Space = _blocking(_Space, ("judgement", "records"))
 
 
 class Store(_blocking(_store.Store, ("url",))):  # type: ignore[misc]
@@ -186,6 +192,9 @@ _KINDS: dict[type, type[Blocking]] = {
     _Pool: Pool,
     _Wanted: Wanted,
     _Guard: Guard,
+    _Documents: Documents,
+    _Document: Document,
+    _Locked: Locked,
 }
 
 

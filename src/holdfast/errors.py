@@ -26,7 +26,7 @@ A refusal always raises; no call answers with a boolean that can be overlooked. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from holdfast.engine import Entry
@@ -44,7 +44,8 @@ class Conflict(Error):
     """A condition of the batch did not hold; nothing was changed.
 
     `key` is the entry whose condition failed, `condition` says which one, `actual` is the entry as it is
-    (None when it is absent).
+    (None when it is absent). Where two versions of a document met, `mine` is the one that was to be written and `theirs`
+    the one that is there.
     """
 
     code = "conflict"
@@ -52,12 +53,21 @@ class Conflict(Error):
     exit_code = 3
 
     def __init__(
-        self, message: str, *, key: str | None = None, condition: str | None = None, actual: Entry | None = None
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        condition: str | None = None,
+        actual: Entry | None = None,
+        mine: Any = None,
+        theirs: Any = None,
     ) -> None:
         super().__init__(message)
         self.key = key
         self.condition = condition
         self.actual = actual
+        self.mine = mine
+        self.theirs = theirs
 
 
 class LockAcquisitionError(Conflict):

@@ -14,9 +14,11 @@ from holdfast.identity import check_agent as check_agent
 from holdfast.identity import check_space as check_space
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
+from holdfast.layers.documents import Document, Documents, Mode
 from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
+from holdfast.layers.resolutions import Judgement
 from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
@@ -32,7 +34,15 @@ class Space:
     `records` are its values, `audit` who did what, `blobs` its large data. Get one from `store.space(name, agent=…)`.
     """
 
-    def __init__(self, scope: Scope, blob_folder: Callable[[], Path], coordination: Coordination) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        blob_folder: Callable[[], Path],
+        coordination: Coordination,
+        judgement: Judgement | None = None,
+    ) -> None:
+        self.judgement = judgement or Judgement()
+        """Detectors and strategies for documents, by name."""
         self._scope = scope
         self._blob_folder = blob_folder
         self._coordination = coordination
@@ -111,6 +121,25 @@ class Space:
         size = check_units(size, "size")
         return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)
 
+    @cached_property
+    def documents(self) -> Documents:
+        """The documents of the space: which there are, and what waits for a person."""
+        return Documents(self._scope)
+
+    def document(self, name: str, *, mode: Mode = "merge") -> Document:
+        """A shared document: one body, one section per agent. It comes into being when somebody writes to it.
+
+        Where several instances of an agent contribute, mode "merge" keeps a section for each; with "reject" they share one,
+        and whoever has not seen the present one gets Conflict. Everybody who writes to a document should use the same mode.
+        """
+        return Document(
+            self._scope,
+            name,
+            mode,
+            lambda ttl, wait: self.lock(f"documents/{name}", ttl=ttl, wait=wait),
+            self.judgement,
+        )
+
     def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
         """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
         return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
@@ -131,7 +160,7 @@ class Space:
         return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)
 
     def _view(self, scope: Scope) -> Space:
-        return Space(scope, self._blob_folder, self._coordination)
+        return Space(scope, self._blob_folder, self._coordination, self.judgement)
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
         """Conditions and operations on records in one batch, all or nothing.

@@ -22,6 +22,8 @@ COMMANDS = [
     ["schema", "register"],
     ["schema", "validate"],
     ["schema", "migrate"],
+    *(["doc", name] for name in ("show", "contribute", "replace", "history", "diff", "conflicts", "escalations")),
+    *(["doc", name] for name in ("resolutions", "resolve")),
     ["spaces", "create"],
     ["spaces", "drop"],
     ["token", "create"],

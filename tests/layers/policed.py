@@ -19,7 +19,13 @@ from holdfast.middleware.policy import Policy
 from holdfast.middleware.rules import MB, Quota, Rules
 from holdfast.middleware.wrapper import Wrapper
 
-ROLES: dict[str, Role] = {"reader": "orchestrator", "boss": "orchestrator", "admin": "admin", "intruder": "admin"}
+ROLES: dict[str, Role] = {
+    "reader": "orchestrator",
+    "boss": "orchestrator",
+    "orchestrator": "orchestrator",
+    "admin": "admin",
+    "intruder": "admin",
+}
 """Everybody else is an agent. An intruder is one who got hold of what administrators can do."""
 
 

@@ -355,7 +355,8 @@ async def test_every_refusal_is_told_with_who_where_what_and_why() -> None:
 
 KEYS = (
     "records/1", "records/2", "lists/l/1/1", "sets/s/1/1", "locks/lock/l/1", "permits/semaphore/s", "blobs/x",
-    "queues/q/1", "documents/d", "correlations/c", "audit/log/1", "system/settings", "other/1",
+    "queues/q/1", "documents/d", "correlations/c", "sections/documents/d/a/1", "sections/documents/d/b/1", "sections/a",
+    "history/documents/d/1", "audit/log/1", "system/settings", "other/1",
 )  # fmt: skip
 PREFIXES = (
     "records/p/",
@@ -364,6 +365,9 @@ PREFIXES = (
     "queues/in/",
     "queues/out/",
     "blobs/x/",
+    "history/documents/d/",
+    "history/documents/",
+    "sections/documents/d/a/",
     "audit/notes/",
     "system/q/",
 )
@@ -427,6 +431,14 @@ def needs(sent: Batch) -> Iterable[str | None]:
         home = name.split("/")[0]
         if home in ("audit", "system", "other"):
             yield None
+        elif home in ("documents", "correlations"):
+            yield None  # orchestrators write these
+        elif home == "history":
+            yield "Set" if name == "history/documents/d/" else None
+        elif home == "sections" and (
+            not name.startswith("sections/documents/d/a/") or isinstance(part, Push | Increment)
+        ):
+            yield None
         elif home == "permits":
             yield "Lock" if isinstance(part, Put) else None
         elif home == "locks":
@@ -437,7 +449,7 @@ def needs(sent: Batch) -> Iterable[str | None]:
             yield "Reserve" if isinstance(part, Touch) else "Set"
         elif isinstance(part, Increment):
             yield "Increment"
-        elif isinstance(part, Put) and home in ("records", "documents", "correlations"):
+        elif isinstance(part, Put) and home in ("records", "sections"):
             yield "CompareAndSwap" if any(each.key == name for each in sent.conditions) else "Set"
         else:
             yield "Set"

@@ -39,7 +39,11 @@ async def test_a_value_that_is_not_json_is_refused_from_everybody_but_administra
     keeper = Keeper()
     agent, lead = keeper.engine_of("a"), keeper.engine_of("lead", "orchestrator")
     for engine, name in ((agent, "a"), (lead, "lead")):
-        for operation in (Put("records/k", value), Push("locks/lock/l/", value, 1000), Put("documents/d", value)):
+        for operation in (
+            Put("records/k", value),
+            Push("locks/lock/l/", value, 1000),
+            Put("sections/documents/d/a/1", value),
+        ):
             with pytest.raises(InvalidInput, match="JSON"):
                 await engine.commit(SPACE, batch(name, operation))
             with pytest.raises(InvalidInput, match="JSON"):

@@ -115,14 +115,93 @@ async def test_records_lists_and_sets_belong_to_everybody() -> None:
 
 
 @pytest.mark.parametrize("subspace", ["documents", "correlations"])
-async def test_orchestrators_change_documents_and_correlations_of_others(subspace: str) -> None:
+async def test_orchestrators_write_documents_and_correlations_and_agents_read_them(subspace: str) -> None:
     keeper = Keeper()
     key = f"{subspace}/d"
-    await keeper.engine_of("alice").commit(SPACE, batch("alice", Put(key, b"1")))
-    with pytest.raises(AccessDenied, match="alice"):
-        await keeper.engine_of("bob").commit(SPACE, batch("bob", Put(key, b"2")))
-    await keeper.engine_of("boss", "orchestrator").commit(SPACE, batch("boss", Put(key, b"3")))
-    await keeper.engine_of("boss", "orchestrator").commit(SPACE, batch("boss", Delete(key)))
+    alice, boss = keeper.engine_of("alice"), keeper.engine_of("boss", "orchestrator")
+    for operation in (Put(key, b"1"), Push(f"{subspace}/d/", b"1"), Increment(key, 1), Touch(key, 1), Delete(key)):
+        for behind in ((), (Put("records/k", b"1"),)):
+            with pytest.raises(AccessDenied, match="orchestrators"):
+                await alice.commit(SPACE, batch("alice", *behind, operation))
+    assert await keeper.entries() == {}
+    await boss.commit(SPACE, batch("boss", Put(key, b"3")))
+    assert [entry and entry.value for entry in await alice.get(SPACE, [key])] == [b"3"]
+    await keeper.engine_of("chief", "orchestrator").commit(SPACE, batch("chief", Put(key, b"4")))
+    await boss.commit(SPACE, batch("boss", Delete(key)))
+
+
+SECTION = "sections/documents/d/"
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_a_section_is_written_by_the_agent_it_is_named_after(present: bool) -> None:
+    keeper = Keeper()
+    mallory = keeper.engine_of("mallory")
+    if present:
+        await keeper.engine_of("alice").commit(SPACE, batch("alice", Put(SECTION + "alice/1", b"1")))
+    before = await keeper.entries()
+    forged = [
+        SECTION + "alice/1",
+        SECTION + "alice/mallory/1",
+        SECTION + "alice/2",
+        "sections/documents/mallory/alice/1",
+    ]
+    odd = [
+        SECTION + "mallory",
+        "sections/mallory/1",
+        "sections/documents/mallory/1",
+        "sections/mallory",
+        SECTION + "%6Dallory/1",
+    ]
+    for key in forged + odd:
+        for operation in (
+            Put(key, b"2"), Put(key, b"2", owner="alice"), Put(key, b"2", owner="mallory"), Put(key, b"2", 1000),
+            Delete(key), Touch(key, 1000), Increment(key, 1), Push(key + "/", b"2"), Take(SECTION + "alice/", "queues/q/"),
+        ):  # fmt: skip
+            for when in ((), (Absent(key),), (Mine(key),)):
+                for batched in ((operation,), (Put(SECTION + "mallory/1", b"1"), operation)):
+                    with pytest.raises(AccessDenied):
+                        await mallory.commit(SPACE, batch("mallory", *batched, when=when))
+    assert await keeper.entries() == before
+    with pytest.raises(AccessDenied):  # not even its own, where keys are chosen by the store
+        await mallory.commit(SPACE, batch("mallory", Push(SECTION + "mallory/", b"2")))
+    await mallory.commit(
+        SPACE, batch("mallory", Put(SECTION + "mallory/1", b"1", 1000), Touch(SECTION + "mallory/1", 2000))
+    )
+    await mallory.commit(SPACE, batch("mallory", Delete(SECTION + "mallory/1")))
+
+
+async def test_an_orchestrator_writes_the_section_of_another_and_it_stays_the_other_s() -> None:
+    keeper = Keeper()
+    boss, key = keeper.engine_of("boss", "orchestrator"), SECTION + "alice/1"
+    await boss.commit(SPACE, batch("boss", Put(key, b"1", owner="alice")))
+    assert (await keeper.entries())[key].owner == "alice"
+    for other in (
+        Put(key, b"1", owner="bob"),
+        Put("records/k", b"1", owner="alice"),
+        Put("documents/d", b"1", owner="alice"),
+    ):
+        with pytest.raises(AccessDenied, match="nobody else"):
+            await boss.commit(SPACE, batch("boss", other))
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", Put(key, b"2")))
+    await boss.commit(SPACE, batch("boss", Delete(key)))
+    assert await keeper.entries() == {}
+
+
+async def test_history_is_appended_to_and_never_changed() -> None:
+    keeper = Keeper()
+    for role in ("agent", "orchestrator"):
+        writer = keeper.engine_of("alice", role)  # type: ignore[arg-type]
+        receipt = await writer.commit(SPACE, batch("alice", Push("history/documents/d/", b"{}", 1000)))
+        key = str(receipt.results[0])
+        before = await keeper.entries()
+        for operation in (
+            Put(key, b"2"), Delete(key), Touch(key, 5000), Increment(key, 1), Put("history/documents/d/0", b"{}"),
+            Push("history/documents/", b"{}"), Push("history/documents/d/0/", b"{}"), Push("history/", b"{}"),
+        ):  # fmt: skip
+            with pytest.raises(AccessDenied):
+                await writer.commit(SPACE, batch("alice", operation))
+        assert await keeper.entries() == before
 
 
 async def test_taking_from_others_is_for_queues_alone() -> None:

@@ -36,7 +36,9 @@ def used(info: list[SpaceInfo], agent: str) -> tuple[int, int]:
     """Keys of the agent and bytes of the space: counted by the words of the guide."""
     usage = info[0].usage if info else []
     keys = [
-        each.keys for each in usage if each.owner == agent and each.subspace not in ("lists", "sets", "audit", "system")
+        each.keys
+        for each in usage
+        if each.owner == agent and each.subspace not in ("lists", "sets", "history", "audit", "system")
     ]
     return sum(keys), sum(each.bytes for each in usage if each.subspace not in ("audit", "system"))
 
@@ -101,6 +103,15 @@ async def test_a_list_is_one_key_and_its_items_are_bytes() -> None:
     sent = [batch("a", Push("lists/l/1/", b"1" * 50)) for _ in range(20)]
     refused = [await refusal(engine.commit(SPACE, each)) for each in sent]
     assert refused[0] is None
+    assert "bytes in all" in str(refused[-1])
+
+
+async def test_a_section_is_one_key_and_its_history_is_bytes() -> None:
+    keeper = Keeper(quota(keys=1, total=1000))
+    engine = keeper.engine_of("a")
+    said = batch("a", Put("sections/documents/d/a/1", b"1"), Push("history/documents/d/", b"1" * 50))
+    refused = [await refusal(engine.commit(SPACE, said)) for _ in range(12)]
+    assert refused[4] is None
     assert "bytes in all" in str(refused[-1])
 
 

@@ -22,6 +22,7 @@ TOPICS: Final = {
     "holdfast.cli.audit": ("audit",),
     "holdfast.cli.locks": ("locks",),
     "holdfast.cli.schemas": ("schema",),
+    "holdfast.cli.documents": ("doc",),
     "holdfast.cli.spaces": ("spaces",),
     "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),

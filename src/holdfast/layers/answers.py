@@ -21,6 +21,7 @@ from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put, check_
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace
 from holdfast.layers.records import Records, RecordTransaction
+from holdfast.layers.transact import Transaction
 
 ANSWERS: Final = Subspace("answers")
 
@@ -35,23 +36,29 @@ async def transact_once(
     """Run the work like `records.transact`, once for this request id. `asked` is what it was asked to do; both are JSON."""
     if request_id is None:
         return await records.transact(work)
-    check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
-    key = ANSWERS.key(records._scope.actor, request_id)
-    digest = hashlib.sha256(encode(asked)).hexdigest()
 
     async def run(tx: RecordTransaction) -> Any:
-        transaction = tx._transaction
-        stored = await transaction.value(key)
-        if stored is not None:
-            before, answer = decode(stored, list)
-            if before != digest:
-                raise InvalidInput(
-                    f"request id {request_id!r} was used before for something else; give every request its own id"
-                )
-            return answer
-        answer = await work(tx)
-        if transaction.operations:
-            transaction.put(Put(key, encode([digest, answer]), REQUEST_WINDOW_MS))
-        return decode(encode(answer))
+        return await once(tx._transaction, request_id, asked, lambda: work(tx))
 
     return await records.transact(run)
+
+
+async def once(transaction: Transaction, request_id: str | None, asked: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Within a transaction: do the work, or give what it answered when this request id was first asked."""
+    if request_id is None:
+        return await work()
+    check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
+    key = ANSWERS.key(transaction.scope.actor, request_id)
+    digest = hashlib.sha256(encode(asked)).hexdigest()
+    stored = await transaction.value(key)
+    if stored is not None:
+        before, answer = decode(stored, list)
+        if before != digest:
+            raise InvalidInput(
+                f"request id {request_id!r} was used before for something else; give every request its own id"
+            )
+        return answer
+    answer = await work()
+    if transaction.operations:
+        transaction.put(Put(key, encode([digest, answer]), REQUEST_WINDOW_MS))
+    return decode(encode(answer))

@@ -39,6 +39,7 @@ DURABLE: Final[Table] = {
     "spilled_output": {"default": "24h"},
     "workflow_execution": {"default": None, "completed": "24h", "failed": "24h", "cancelled": "24h"},
     "message": {"default": None},
+    "document_history": {"default": "7d", "resolved": "365d"},
     "feed": {"default": "24h"},
     "other": {"default": "1h"},
 }

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from holdfast.codec import integer
-from holdfast.engine import Absent, Condition, Delete, Entry, Increment, Operation, Put, VersionIs
+from holdfast.engine import Absent, Condition, Delete, Entry, Increment, Operation, Put, Receipt, VersionIs
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import shown
 from holdfast.layers.scope import Scope
@@ -35,6 +35,8 @@ class Transaction:
         self.scope = scope
         self.operations: list[Operation] = []
         self.conditions: list[Condition] = []
+        self.receipt: Receipt | None = None
+        """Of the commit, if there was something to commit."""
         self._read: dict[str, Entry | None] = {}
         self._written: dict[str, bytes | None] = {}
         self._added: dict[str, int] = {}
@@ -79,7 +81,7 @@ class Transaction:
 
     async def commit(self) -> None:
         if self.operations or len(self._read) > 1:  # a single read is a snapshot already
-            await self.scope.commit(tuple(self.operations), tuple(self.conditions))
+            self.receipt = await self.scope.commit(tuple(self.operations), tuple(self.conditions))
 
 
 async def transact(

@@ -66,6 +66,7 @@ from holdfast.middleware.verbs import (
     readable,
     territory_of,
     territory_under,
+    written_for,
 )
 
 UNLIMITED: Final = 1 << 63
@@ -283,7 +284,7 @@ class PolicedEngine:
         for op in batch.operations:
             if type(op) is Put or type(op) is Push:
                 check_json(op.value)
-            if type(op) is Put and op.owner is not None and op.owner != self._agent:
+            if type(op) is Put and not written_for(op, self._agent, orchestrator=self._orchestrator):
                 self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
         try:
             return claims(batch, orchestrator=self._orchestrator)

@@ -7,6 +7,8 @@ subspace which verb reads it, which one each operation needs there, and who may 
     own    one creates what is absent and changes what one owns
     line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
     once   one creates what is absent; it stays as it is
+    named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
+    given  orchestrators give it, agents read it
 
 Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
 
@@ -40,6 +42,7 @@ from holdfast.engine import (
     Touch,
 )
 from holdfast.errors import Conflict, InvalidInput
+from holdfast.keys import unescape
 
 VERBS: Final = (
     "Get",
@@ -58,7 +61,7 @@ EVERY_VERB: Final = "*"
 ADMIN: Final = "Admin"
 """What no rule can give: only administrators have it."""
 
-Ownership = Literal["free", "own", "line", "once"]
+Ownership = Literal["free", "own", "line", "once", "named", "given"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -75,29 +78,41 @@ class Territory(msgspec.Struct, frozen=True):
     take: str = ADMIN
     ownership: Ownership = "own"
     orchestrated: bool = False
-    """Orchestrators change what others own."""
+    """Orchestrators change what others own, and write in others' names where entries are named."""
     by_orchestrators: bool = False
     """Agents write nothing here, whatever verbs they have."""
     elements: int = 0
-    """How many elements the prefix of a line has, its subspace included; one more would get before it."""
+    """How many elements the prefix of a Push has, its subspace included; one more would get before it."""
+    leased: bool = False
+    """What is written here has a ttl: whoever holds it must live."""
+    named: int = 0
+    """Which element of a key is its writer's name, the subspace being the first (0); one more follows it."""
 
 
 _RECORDS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free")
 _ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete", ownership="free")
-_DOCUMENTS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", orchestrated=True)
+_GIVEN: Final = Territory(
+    "Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="given", orchestrated=True
+)
 CLOSED: Final = Territory(ADMIN)
 
 TERRITORIES: Final[dict[str, Territory]] = {
     "records": _RECORDS,
     "lists": _ITEMS,
     "sets": _ITEMS,
-    "locks": Territory("Lock", "Lock", "Lock", "Lock", "Lock", ADMIN, "Unlock", ownership="line", elements=3),
+    "locks": Territory(
+        "Lock", "Lock", "Lock", "Lock", "Lock", ADMIN, "Unlock", ownership="line", elements=3, leased=True
+    ),
     "permits": Territory("Lock", "Lock", "Lock", ownership="once"),
     "blobs": Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete"),
     "schemas": Territory("Get", "Set", "Set", ownership="once", by_orchestrators=True),
     "queues": Territory("Get", "Set", "Set", "Set", "Reserve", "Set", "Delete", "Reserve", ownership="line"),
-    "documents": _DOCUMENTS,
-    "correlations": _DOCUMENTS,
+    "sections": Territory(
+        "Get", "Set", "CompareAndSwap", touch="Set", delete="Delete", ownership="named", orchestrated=True, named=3
+    ),
+    "history": Territory("Get", push="Set", ownership="line", elements=3),
+    "documents": _GIVEN,
+    "correlations": _GIVEN,
     "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,
@@ -191,11 +206,16 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         ownership = territory.ownership
         if ownership == "free" or (orchestrator and territory.orchestrated):
             continue
-        if territory.elements and (kind is Push or kind is Put):
-            if kind is Push and key.count("/") != territory.elements:
-                raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
-            if op.ttl_ms is None:  # type: ignore[union-attr]
-                raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
+        if ownership == "named":
+            if named_in(key) != batch.actor:
+                raise Misplaced(key, f"it is not named after {batch.actor!r}, and agents write their own sections only")
+            continue
+        if ownership == "given":
+            raise Misplaced(key, "orchestrators write it, and agents read it")
+        if kind is Push and territory.elements and key.count("/") != territory.elements:
+            raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
+        if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]
+            raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
         if ownership == "once":
             conditions.append(Absent(key))
         elif kind is not Push:
@@ -203,6 +223,18 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             if ownership == "line" and (kind is Put or kind is Increment):
                 conditions.append(Present(key))
     return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
+
+
+def named_in(key: str) -> str | None:
+    """Whose name a key carries; None where keys carry none, or when it is no key of that form."""
+    place = TERRITORIES.get(key.partition("/")[0], CLOSED).named
+    parts = key.split("/", place + 1)
+    return unescape(parts[place]) if place and len(parts) == place + 2 else None
+
+
+def written_for(op: Put, actor: str, *, orchestrator: bool) -> bool:
+    """Whether the actor may make this entry its owner's: its own, or, for orchestrators, that of the name in the key."""
+    return op.owner is None or op.owner == actor or (orchestrator and op.owner == named_in(op.key))
 
 
 _NAMED: Final[dict[str, Callable[[str], Condition]]] = {"mine": Mine, "absent": Absent, "present": Present}

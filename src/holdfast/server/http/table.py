@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.server.http import feed, health, locks, messages, records, schemas, spaces, transactions
+from holdfast.server.http import documents, feed, health, locks, messages, records, schemas, spaces, transactions
 from holdfast.server.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -15,5 +15,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *transactions.ENDPOINTS,
     *locks.ENDPOINTS,
     *schemas.ENDPOINTS,
+    *documents.ENDPOINTS,
     *feed.ENDPOINTS,
 )

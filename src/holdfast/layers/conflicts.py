@@ -1,0 +1,207 @@
+"""Contradictions: contributions that were written without a conflict and do not agree.
+
+A detector is a function from a DocumentView to the contradictions in it, under a name:
+
+    space.judgement.detectors["too-far-apart"] = differing("target_price", tolerance=10.0)
+
+Shipped, and looked for unless others are named:
+
+    opposite-recommendation   output-inconsistency   one says increase, another reduce, of the same symbol:
+                                                     {"symbol": "MSFT", "recommendation": "increase position size"}
+    contested-resource        resource-contention    more is claimed than there is: {"claims": {"capital": 700}} and, in the
+                                                     body, {"capacity": {"capital": 1000}}; without a capacity one may claim it
+    missed-deadline           deadline               one is ready after the deadline of another, or of the body:
+                                                     {"ready_at": "2026-03-01T12:00:00Z"}, {"deadline": "2026-03-01T09:00:00Z"}
+
+`opposed`, `differing` and `contested` make detectors for other fields. Detectors only look: nothing is stored here. What
+agents wrote in another shape is no contradiction. A contradiction's id depends on rule, subject and parties, so the same one
+is found again under the same id; `versions` say which outputs it was about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import combinations
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.codec import encode
+from holdfast.layers.contributions import Contribution, DocumentView
+
+Kind: TypeAlias = Literal["resource-contention", "output-inconsistency", "deadline"]
+CONTRADICTIONS_MAX: Final = 1_000
+"""Found in one document; more tell nothing new."""
+ID_CHARS: Final = 16
+POSITION_CHARS: Final = 200
+"""Of a text that stands for a position."""
+
+UP: Final = ("increas", "buy", "overweight", "upgrad", "accumulat")
+DOWN: Final = ("reduc", "decreas", "sell", "trim", "underweight", "downgrad", "divest")
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """Outputs that do not agree: which rule says so, whose they are, and what each says."""
+
+    kind: Kind
+    rule: str
+    subject: str
+    """What it is about, such as a symbol or a resource."""
+    parties: tuple[str, ...]
+    """Sections, "agent/instance"."""
+    values: dict[str, Any]
+    """What each party says about it."""
+    positions: dict[str, str] = {}
+    """For whom parties stand together: the same text is the same position. Without one, what each says is its position."""
+    versions: dict[str, int] = {}
+    """Of the parties' sections."""
+    escalated: bool = False
+    """It waits for a person."""
+
+    @property
+    def id(self) -> str:
+        """Stable as long as rule, subject and parties are."""
+        told = encode([self.rule, self.subject, sorted(self.parties)])
+        return hashlib.sha256(told).hexdigest()[:ID_CHARS]
+
+
+Detector: TypeAlias = Callable[[DocumentView], Iterable[Contradiction]]
+
+
+def found_in(view: DocumentView, detectors: Mapping[str, Detector]) -> list[Contradiction]:
+    """What the detectors find, each once, with the versions of what it is about."""
+    found: dict[str, Contradiction] = {}
+    for name, detect in detectors.items():
+        for each in detect(view):
+            versions = {party: view.versions[party] for party in each.parties if party in view.versions}
+            named = msgspec.structs.replace(each, rule=name, versions=versions)
+            found.setdefault(named.id, named)
+            if len(found) >= CONTRADICTIONS_MAX:
+                return list(found.values())
+    return list(found.values())
+
+
+# --- rules on fields ---
+
+
+def opposed(
+    field: str, one: Iterable[str], other: Iterable[str], *, per: str | None = None, kind: Kind = "output-inconsistency"
+) -> Detector:
+    """Contributions whose text in `field` begins with a word of `one`, against those with a word of `other`.
+
+    `per` names the field that says what it is about; only what is about the same is compared.
+    """
+    sides = {"one": tuple(one), "other": tuple(other)}
+
+    def detect(view: DocumentView) -> Iterator[Contradiction]:
+        subjects: dict[str, dict[str, list[Contribution]]] = {}
+        for each in view.sections.values():
+            said, about = _field(each.data, field), None if per is None else _field(each.data, per)
+            side = next((name for name, words in sides.items() if _begins(said, words)), None)
+            if side is not None:
+                subjects.setdefault(_subject(about), {"one": [], "other": []})[side].append(each)
+        for about, said_by in subjects.items():
+            if said_by["one"] and said_by["other"]:
+                values, positions = {}, {}
+                for together in said_by.values():
+                    for each in together:
+                        values[each.section] = _field(each.data, field)
+                        positions[each.section] = values[together[0].section][:POSITION_CHARS]
+                yield Contradiction(kind, "", about, tuple(values), values, positions)
+
+    return detect
+
+
+def differing(field: str, *, tolerance: float, per: str | None = None) -> Detector:
+    """Two contributions whose numbers in `field` are further apart than `tolerance`."""
+
+    def detect(view: DocumentView) -> Iterator[Contradiction]:
+        numbers = [
+            (each.section, value, _subject(None if per is None else _field(each.data, per)))
+            for each in view.sections.values()
+            if _is_number(value := _field(each.data, field))
+        ]
+        for (a, low, about), (b, high, same) in combinations(numbers, 2):
+            if about == same and abs(low - high) > tolerance:
+                yield Contradiction("output-inconsistency", "", about, (a, b), {a: low, b: high})
+
+    return detect
+
+
+def contested(field: str, capacity: str) -> Detector:
+    """More claimed in `field` ({resource: amount}) than the body has in `capacity`; without one, more than one claimant."""
+
+    def detect(view: DocumentView) -> Iterator[Contradiction]:
+        claims: dict[str, dict[str, Any]] = {}
+        for each in view.sections.values():
+            wanted = _field(each.data, field)
+            for resource, amount in wanted.items() if isinstance(wanted, dict) else ():
+                if _is_number(amount) and amount > 0:
+                    claims.setdefault(resource, {})[each.section] = amount
+        there = _field(view.body, capacity)
+        for resource, values in claims.items():
+            limit = there.get(resource) if isinstance(there, dict) else None
+            over = sum(values.values()) > limit if _is_number(limit) else len(values) > 1
+            if over:
+                yield Contradiction("resource-contention", "", resource, tuple(values), values)
+
+    return detect
+
+
+def missed(ready: str, deadline: str) -> Detector:
+    """A contribution whose instant in `ready` is after another's, or the body's, in `deadline`."""
+
+    def detect(view: DocumentView) -> Iterator[Contradiction]:
+        due = {each.section: at for each in view.sections.values() if (at := _instant(each.data, deadline))}
+        of_body = _instant(view.body, deadline)
+        for each in view.sections.values():
+            at = _instant(each.data, ready)
+            if at is None:
+                continue
+            late = [section for section, limit in due.items() if section != each.section and limit < at]
+            for section in late:
+                values = {each.section: at.isoformat(), section: due[section].isoformat()}
+                yield Contradiction("deadline", "", ready, (each.section, section), values)
+            if of_body is not None and of_body < at:
+                values = {each.section: at.isoformat(), "body": of_body.isoformat()}
+                yield Contradiction("deadline", "", deadline, (each.section, "body"), values)
+
+    return detect
+
+
+def _field(data: Any, path: str) -> Any:
+    for name in path.split("."):
+        if not isinstance(data, dict):
+            return None
+        data = data.get(name)
+    return data
+
+
+def _subject(about: Any) -> str:
+    """What it is about, as text; what says nothing is about the document."""
+    return "" if about is None else about if isinstance(about, str) else encode(about).decode()
+
+
+def _begins(said: Any, words: tuple[str, ...]) -> bool:
+    return isinstance(said, str) and said.strip().lower().startswith(words)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _instant(data: Any, field: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(_field(data, field))
+    except (TypeError, ValueError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+DETECTORS: Final[Mapping[str, Detector]] = {
+    "opposite-recommendation": opposed("recommendation", UP, DOWN, per="symbol"),
+    "contested-resource": contested("claims", "capacity"),
+    "missed-deadline": missed("ready_at", "deadline"),
+}

@@ -1,0 +1,87 @@
+"""One agent's section of something shared: what a contribution to a document and a signal to a correlation both are.
+
+Keys: `sections/<group>/<name>/<agent>/<instance>`, value JSON, owner: the agent. The group says what is shared ("documents",
+"correlations"), the name which one. Every section is an entry of its own, so agents never wait for each other and never
+conflict, and what one writes costs nothing more when the others have written much.
+
+An agent writes under its own name only. That is a rule of the store (`middleware/verbs.py`), for every operation and also for
+what is absent; orchestrators and administrators may write for another, and the entry is that agent's then.
+
+How it fails. `put` and `delete` only make operations: whatever refuses the batch they are part of says so (AccessDenied
+for a section that is another's). `read` is one snapshot per page; a section that is written meanwhile is seen before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.codec import decode, encode
+from holdfast.engine import Delete, Entry, Put
+from holdfast.identity import check_agent
+from holdfast.keys import Subspace, check_name
+from holdfast.layers.scope import Scope
+
+SECTIONS: Final = Subspace("sections")
+SOLE: Final = "-"
+"""Stands for the instance where an agent has one section, whichever of its instances writes it."""
+PAGE: Final = 200
+"""Sections read at once."""
+
+
+class Section(msgspec.Struct, frozen=True):
+    """What one agent, or one instance of it, wrote."""
+
+    agent: str
+    instance: str
+    value: Any
+    version: int
+    owner: str
+    updated_at: int
+    """Milliseconds since 1970, UTC."""
+
+
+class Sections:
+    """The sections of one shared thing."""
+
+    def __init__(self, scope: Scope, group: str, name: str) -> None:
+        self.scope = scope
+        self.prefix = SECTIONS.prefix(group, check_name(name, "name"))
+
+    def key(self, agent: str | None = None, instance: str | None = None) -> str:
+        """Where an agent's section is; the scope's own agent and instance unless others are named."""
+        if agent is not None:
+            check_agent(agent)
+        return f"{self.prefix}{agent or self.scope.actor}/{instance or self.scope.instance}"
+
+    def put(
+        self, value: Any, *, agent: str | None = None, instance: str | None = None, ttl_ms: int | None = None
+    ) -> Put:
+        """The operation that writes a section."""
+        owner = None if agent is None or agent == self.scope.actor else agent
+        return Put(self.key(agent, instance), encode(value), ttl_ms, owner=owner)
+
+    def delete(self, *, agent: str | None = None, instance: str | None = None) -> Delete:
+        """The operation that removes a section."""
+        return Delete(self.key(agent, instance))
+
+    def section(self, entry: Entry) -> Section:
+        """An entry under `prefix`, read. Whose it is, its key says."""
+        agent, _, instance = entry.key[len(self.prefix) :].partition("/")
+        return Section(agent, instance, decode(entry.value), entry.version, entry.owner, entry.updated_at)
+
+    async def pages(self) -> AsyncIterator[list[Section]]:
+        """All sections, by agent and instance, a page at a time."""
+        after = None
+        while True:
+            page = await self.scope.engine.scan(self.scope.space, self.prefix, after=after, limit=PAGE)
+            yield [self.section(entry) for entry in page.entries]
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    async def read(self) -> list[Section]:
+        """All sections, by agent and instance."""
+        return [section async for page in self.pages() for section in page]
