@@ -44,7 +44,12 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.correlation_entries import Decision
+from holdfast.layers.correlations import Correlation, Correlations, CorrelationView, Signalled
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
+from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
+from holdfast.layers.orchestrator import Orchestrator
+from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -65,10 +70,15 @@ __all__ = [
     "Clock",
     "Compacted",
     "Conflict",
+    "Correlation",
+    "CorrelationView",
+    "Correlations",
     "Damaged",
+    "Decision",
     "DurabilityUnavailable",
     "Error",
     "Finding",
+    "Fusion",
     "Guard",
     "IncompatibleStore",
     "InvalidInput",
@@ -77,9 +87,14 @@ __all__ = [
     "LockState",
     "Locks",
     "ManualClock",
+    "Merged",
     "NotFound",
+    "Orchestrator",
+    "Outcome",
     "OutcomeUnknown",
     "Pool",
+    "Priority",
+    "Question",
     "QuotaExceeded",
     "RateLimitExceeded",
     "Receipt",
@@ -90,21 +105,29 @@ __all__ = [
     "Records",
     "Redaction",
     "Retention",
+    "Route",
+    "Signalled",
     "Space",
     "SpaceInfo",
     "Stand",
+    "Stop",
     "StorageFull",
     "Store",
     "SystemClock",
     "Unavailable",
     "Verification",
+    "WeightedAverage",
     "absent",
     "at_least",
     "blocking",
     "delete_",
+    "fan_in",
+    "fan_out",
     "increment",
     "open",
     "present",
+    "route",
+    "sequence",
     "set_",
     "value_is",
     "version_is",

@@ -20,10 +20,14 @@ from typing import Any, TypeVar
 from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
+from holdfast.layers.correlations import Correlation as _Correlation
+from holdfast.layers.correlations import Correlations as _Correlations
+from holdfast.layers.correlations import SharedContext as _SharedContext
 from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Locks as _Locks
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
+from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.space import Space as _Space
@@ -152,6 +156,10 @@ Locks = _blocking(_Locks)
 Pool = _blocking(_Pool, ("size",))
 Wanted = _blocking(_Wanted)
 Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "token"))
+Correlation = _blocking(_Correlation, ("context", "id"))
+Correlations = _blocking(_Correlations)
+SharedContext = _blocking(_SharedContext)
+Orchestrator = _blocking(_Orchestrator, ("decided", "merge", "published"))
 Space = _blocking(_Space, ("records",))
 
 
@@ -183,6 +191,10 @@ _KINDS: dict[type, type[Blocking]] = {
     _Pool: Pool,
     _Wanted: Wanted,
     _Guard: Guard,
+    _Correlation: Correlation,
+    _Correlations: Correlations,
+    _SharedContext: SharedContext,
+    _Orchestrator: Orchestrator,
 }
 
 

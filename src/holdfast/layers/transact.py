@@ -38,6 +38,8 @@ class Transaction:
         self._read: dict[str, Entry | None] = {}
         self._written: dict[str, bytes | None] = {}
         self._added: dict[str, int] = {}
+        self.version = 0
+        """At which it was committed; 0 when there was nothing to commit."""
 
     async def read(self, *keys: str) -> list[Entry | None]:
         """The entries as they were before this transaction; the commit needs them unchanged."""
@@ -79,7 +81,7 @@ class Transaction:
 
     async def commit(self) -> None:
         if self.operations or len(self._read) > 1:  # a single read is a snapshot already
-            await self.scope.commit(tuple(self.operations), tuple(self.conditions))
+            self.version = (await self.scope.commit(tuple(self.operations), tuple(self.conditions))).version
 
 
 async def transact(

@@ -15,7 +15,7 @@ one operation on records needs Transaction besides. `claims` gives the condition
 commit itself. Both depend on the batch and nothing else, so a repeated request gets the same conditions and the same digest.
 
 A subspace that is not in the table is closed to everybody but administrators, and so is what needs ADMIN, a verb that no
-rule can give. A new capability adds its line here.
+rule can give; ORCHESTRATE is one that comes with the role. A new capability adds its line here.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ VERBS: Final = (
 EVERY_VERB: Final = "*"
 ADMIN: Final = "Admin"
 """What no rule can give: only administrators have it."""
+ORCHESTRATE: Final = "Orchestrate"
+"""What no rule can give either: orchestrators and administrators have it."""
 
 Ownership = Literal["free", "own", "line", "once", "named", "given"]
 
@@ -90,6 +92,9 @@ _ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delet
 _GIVEN: Final = Territory(
     "Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="given", orchestrated=True
 )
+_DECIDED: Final = Territory(
+    ORCHESTRATE, ORCHESTRATE, ORCHESTRATE, touch=ORCHESTRATE, delete=ORCHESTRATE, ownership="given", orchestrated=True
+)
 CLOSED: Final = Territory(ADMIN)
 
 TERRITORIES: Final[dict[str, Territory]] = {
@@ -108,6 +113,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "history": Territory("Get", push="Set", ownership="line", elements=3),
     "documents": _GIVEN,
     "correlations": _GIVEN,
+    "decisions": _DECIDED,
     "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,
