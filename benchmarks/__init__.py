@@ -22,6 +22,7 @@ NAMES: Final = (
     "flat",
     "watch_latency",
     "copying",
+    "correlations",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

@@ -6,7 +6,7 @@
     correlations/orchestrators/<id>    an orchestrator that lives: a lease; what it claimed is free when this is gone
     sections/correlations/<id>/<agent>/-   Sent: one agent's signal, until the decision takes it into the state
     sections/late/<id>/<agent>/-           Sent: what came after the end
-    decisions/made/<id>                Made: decision, merged context, how it came about
+    decisions/made/<id>                Decision: what was decided, the merged context, how it came about
     decisions/outbox/<id>              Decision: to be published by the orchestrator that its tag names
 
 Agents write their sections and read `correlations/`. Orchestrators write everything, and alone read `decisions/`. A state has a
@@ -48,7 +48,7 @@ STATUSES: Final[tuple[Status, ...]] = ("collecting", "ready", "orchestrating", "
 FINISHED: Final = frozenset({"completed", "failed"})
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was agreed when it was made, but for `last_updated`."""
 
     created_at: datetime
@@ -63,7 +63,7 @@ class Metadata(msgspec.Struct, frozen=True):
     """How many are enough when the time is over; None: all."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who decides it, and for the how-manieth time somebody tries."""
 
     orchestrator: str
@@ -72,7 +72,7 @@ class Claim(msgspec.Struct, frozen=True):
     timed_out: bool = False
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
     """A correlation. `ready` is never stored: it is collecting, with all signals there."""
 
     corr_id: str
@@ -126,6 +126,8 @@ class Decision(msgspec.Struct, frozen=True):
 
     id: str
     corr_id: str
+    run: str
+    """Which life of the id it belongs to."""
     status: Status
     action: str
     direction: str | None
@@ -137,13 +139,6 @@ class Decision(msgspec.Struct, frozen=True):
     """The merged context."""
     audit: Audit
     decided_at: datetime
-
-
-class Made(msgspec.Struct, frozen=True):
-    """A decision as it is kept."""
-
-    run: str
-    decision: Decision
 
 
 def check_id(corr_id: str) -> str:

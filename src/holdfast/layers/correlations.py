@@ -40,7 +40,6 @@ from holdfast.layers.correlation_entries import (
     STATES,
     STATUSES,
     Decision,
-    Made,
     Metadata,
     Sent,
     State,
@@ -249,7 +248,7 @@ class Correlation:
         if not state_of(root).finished:
             return None
         [entry] = await self._scope.engine.get(self._scope.space, [MADE + self.id])
-        return None if entry is None else decode(entry.value, Made).decision
+        return None if entry is None else decode(entry.value, Decision)
 
     async def _await(self, enough: Any, wait: Duration | None, *, tell_last: bool = False) -> Entry | None:
         """The state entry as soon as it is as wanted; None, or how it is, when it is not in time."""

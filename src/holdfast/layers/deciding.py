@@ -114,6 +114,7 @@ async def conclude(case: Case, merge: str, strategy: Strategy, version: str, sco
     return Decision(
         id=new_id(),
         corr_id=state.corr_id,
+        run=state.run,
         status=status,
         action=details["action"],
         direction=details.get("direction"),

@@ -57,7 +57,6 @@ from holdfast.layers.correlation_entries import (
     STATES,
     Claim,
     Decision,
-    Made,
     Metadata,
     State,
     check_id,
@@ -340,13 +339,14 @@ class Orchestrator:
             claim=state.claim,
             context=case.context,
         )
+        told = encode(decision)
         operations: list[Operation] = [
             Put(STATES + state.corr_id, encode(finished), ttl_ms, tag_of(decision.status)),
-            Put(MADE + state.corr_id, encode(Made(state.run, decision)), ttl_ms),
+            Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
         ]
         if self._writes_outbox:
-            operations.append(Put(OUTBOX + state.corr_id, encode(decision), tag=term.id))
+            operations.append(Put(OUTBOX + state.corr_id, told, tag=term.id))
         room = OPERATIONS_MAX - len(operations)
         operations += map(Delete, case.entries[:room])
         work = None if self._on_decision is None else term.agenda.publishing(state.corr_id, now)
