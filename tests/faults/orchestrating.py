@@ -43,7 +43,10 @@ def claim_without_comparing() -> None:
     commit = Scope.commit
 
     def blind(
-        self: Scope, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
+        self: Scope,
+        operations: tuple[Operation, ...],
+        conditions: tuple[Condition, ...] = (),
+        request_id: str | None = None,
     ) -> Coroutine[Any, Any, Receipt]:
         seen = tuple(condition for condition in conditions if not isinstance(condition, VersionIs))
         return commit(self, operations, seen, request_id)

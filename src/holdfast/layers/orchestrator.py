@@ -208,8 +208,8 @@ class Orchestrator:
             following.result()
 
     async def _wind_up(self, term: Term) -> None:
-        """Let finish what was begun, unless it cannot be written any more."""
-        if term.tasks and not term.lost:
+        """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
+        if term.tasks and self._stopping and not term.lost:
             await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
         for task in term.tasks:
             task.cancel()
