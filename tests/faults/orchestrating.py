@@ -26,12 +26,12 @@ async def main(url: str, folder: str, name: str, lease: str, broken: bool) -> No
     if broken:
         claim_without_comparing()
     token = os.environ.get("HOLDFAST_TOKEN") if url.startswith("holdfast") else None
-    notes = Path(folder, f"{name}.published").open("ab", buffering=0)
+    notes = os.open(Path(folder, f"{name}.published"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     async with holdfast.open(url, background=False, token=token) as store:
 
         async def publish(decision: holdfast.Decision) -> None:
             await asyncio.sleep(0.001)
-            notes.write(f"{decision.corr_id} {decision.id}\n".encode())
+            os.write(notes, f"{decision.corr_id} {decision.id}\n".encode())
 
         space = store.space(SPACE, agent="orchestrator", instance=name)
         print("running", flush=True)

@@ -21,6 +21,7 @@ TOPICS: Final = {
     "holdfast.cli.feed": ("watch",),
     "holdfast.cli.audit": ("audit",),
     "holdfast.cli.locks": ("locks",),
+    "holdfast.cli.correlations": ("correlation",),
     "holdfast.cli.spaces": ("spaces",),
     "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.server.http import feed, health, locks, messages, records, spaces, transactions
+from holdfast.server.http import correlations, feed, health, locks, messages, records, spaces, transactions
 from holdfast.server.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -14,5 +14,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *records.ENDPOINTS,
     *transactions.ENDPOINTS,
     *locks.ENDPOINTS,
+    *correlations.ENDPOINTS,
     *feed.ENDPOINTS,
 )
