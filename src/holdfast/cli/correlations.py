@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import command, group, topic
 from holdfast.cli.session import Session
 from holdfast.cli.values import given, whole_number
 from holdfast.errors import AccessDenied, InvalidInput
@@ -18,11 +18,24 @@ from holdfast.layers.correlations import CorrelationView
 
 app = topic()
 commands = topic()
-app.add_typer(
-    commands, name="correlation", help="Signals of several agents about one thing, and what is decided by them."
-)
+app.add_typer(commands, name="correlation")
+
+LISTED: Final = 100
+"""How many are listed, unless told."""
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The correlation.", show_default=False)]
+
+
+@group(commands)
+async def correlation(session: Session) -> None:
+    """List correlations, or make, signal and decide one.
+
+    \b
+    Example:
+      holdfast correlation list --status collecting
+      holdfast correlation show c-123
+    """
+    await _list(session, None, "", LISTED)
 
 
 @command(commands, name="list")
@@ -32,7 +45,7 @@ async def list_(
         str | None, typer.Option(metavar="STATUS", help="Only collecting, orchestrating, completed or failed ones.")
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids that begin with this.")] = "",
-    number: Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")] = "100",
+    number: Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")] = str(LISTED),
 ) -> None:
     """List correlations, those that ended and are kept included.
 
@@ -40,8 +53,12 @@ async def list_(
     Example:
       holdfast correlation list --status collecting
     """
+    await _list(session, status, prefix, whole_number(number))
+
+
+async def _list(session: Session, status: str | None, prefix: str, limit: int) -> None:
     async with session.space() as space:
-        found = await space.correlations.list(status=status, prefix=prefix, limit=whole_number(number))  # type: ignore[arg-type]
+        found = await space.correlations.list(status=status, prefix=prefix, limit=limit)  # type: ignore[arg-type]
     if session.json:
         output.json_line([{"id": state.corr_id, "status": state.status, **_plain(state.metadata)} for state in found])
         return
