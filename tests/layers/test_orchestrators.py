@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store
+from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
-from holdfast.engine import Put
-from holdfast.layers.correlation_entries import MADE, OPEN, ORCHESTRATORS, OUTBOX, STATES, Claim, State, tag_of
+from holdfast.engine import Batch, Delete, Engine, Put, Receipt
+from holdfast.layers import agenda
+from holdfast.layers.correlation_entries import (
+    MADE,
+    OPEN,
+    ORCHESTRATORS,
+    OUTBOX,
+    STATES,
+    Claim,
+    State,
+    status_in,
+    tag_of,
+)
 from holdfast.layers.orchestrator import ATTEMPTS_MAX
 from holdfast.layers.sections import SECTIONS
+from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
 from tests.layers.desk import BOTH, MOMENTUM, RISK, mortal, running, seen_by, signal, soon
 
@@ -115,6 +129,28 @@ async def test_of_many_orchestrators_one_decides_and_publishes(store: Store, des
             clock.advance("20ms")  # type: ignore[attr-defined]
     assert sorted(published) == sorted(f"c-{number}" for number in range(10))
     assert sum(each.decided for each in many) == 10
+
+
+async def test_of_many_that_all_try_at_once_one_claims(
+    store: Store, desk: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for those before it: what is left is the compare-and-set."""
+    monkeypatch.setattr(agenda, "STEP_MS", 0)
+    published: list[str] = []
+    many = [desk.orchestrator(on_decision=lambda each: published.append(each.corr_id)) for _ in range(4)]
+    async with running(*many):
+        await until(lambda: all(each._term is not None for each in many))
+        cursor = await desk.cursor()
+        for number in range(5):
+            await desk.correlation(f"c-{number}", expect=BOTH)
+            await send_both(store, f"c-{number}")
+        await until(lambda: len(published) == 5)
+        await asyncio.sleep(0.02)
+    commits = [commit async for commit in desk._scope.engine.watch(desk.name, STATES, cursor=cursor, live=False)]
+    steps = Counter((change.key, status_in(change.tag)) for commit in commits for change in commit.changes)
+    assert set(steps.values()) == {1}, "each state was taken once"
+    assert len(steps) == 5 * 3
+    assert sorted(published) == [f"c-{number}" for number in range(5)]
 
 
 async def test_a_timeout_is_a_decision_that_names_who_is_missing(store: Store, desk: Space, clock: ManualClock) -> None:
@@ -255,6 +291,11 @@ async def test_an_id_may_be_used_again_and_what_is_left_of_before_does_not_count
     clock.advance("1h")
     section = Put("sections/correlations/c-1/risk/-", encode({"run": first.run, "signal": {"analysis": {}}}))
     await seen_by(store, "risk")._scope.commit((section,))
+    other = Put("sections/correlations/c-2/risk/-", section.value)
+    await seen_by(store, "risk")._scope.commit((other,))
+    await desk.correlation("c-2", expect=BOTH)
+    await signal(store, "c-2", "momentum", MOMENTUM)
+    assert (await desk.orchestrator(merge="first").decide("c-2")).audit.input_signals == ["momentum"]
     again = await desk.correlation("c-1", expect=BOTH)
     assert await again.signals() == {}
     assert await again.decision() is None
@@ -316,11 +357,36 @@ async def test_a_dead_orchestrators_correlation_is_taken_over_and_its_late_word_
     assert await correlation.decision() == decision
 
 
-async def test_a_crash_between_decision_and_publication_is_repaired(
+async def test_one_whose_lease_has_ended_claims_nothing_before_it_has_another(
     store: Store, desk: Space, clock: ManualClock
 ) -> None:
+    async with mortal(desk, merge=FUSION, lease="10s") as (orchestrator, leases):
+        await until(lambda: orchestrator._term is not None)
+        assert orchestrator._term is not None
+        former = orchestrator._term.id
+        await leases.close()
+        clock.advance("11s")
+        correlation = await desk.correlation("c-1", expect=BOTH)
+        await send_both(store, "c-1")
+        waiting = asyncio.ensure_future(correlation.decision(wait=None))
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            clock.advance("50ms")
+        decision = waiting.result()
+    assert decision is not None
+    assert decision.audit.orchestrator != former
+
+
+async def test_a_crash_between_decision_and_publication_is_repaired_by_one(
+    store: Store, desk: Space, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agenda, "STEP_MS", 0)
     calls: list[str] = []
     begun = asyncio.Event()
+
+    async def publish(decision: Decision) -> None:
+        calls.append(decision.id)
+        await asyncio.sleep(0.05)
 
     async def hang(decision: Decision) -> None:
         begun.set()
@@ -332,7 +398,7 @@ async def test_a_crash_between_decision_and_publication_is_repaired(
         await soon(begun.wait())
         await leases.close()
         decision = await correlation.decision()
-        async with running(desk.orchestrator(on_decision=lambda each: calls.append(each.id), merge="all", lease="10s")):
+        async with running(*(desk.orchestrator(on_decision=publish, lease="10s") for _ in range(3))):
             await asyncio.sleep(0.02)
             assert calls == [], "as long as the one that decided lives, it publishes"
             for _ in range(20):
@@ -366,6 +432,35 @@ async def test_a_publication_that_fails_is_tried_again_with_the_same_id(
     assert len(calls) == 3
     assert len(set(calls)) == 1
     assert await keys(desk, OUTBOX) == []
+
+
+class Forgetful(Wrapper):
+    """An engine that does not reach the store when the first publication is to be noted."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.failures = 1
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        if self.failures and any(isinstance(op, Delete) and op.key.startswith(OUTBOX) for op in batch.operations):
+            self.failures -= 1
+            raise Unavailable("the network is away")
+        return await super().commit(space, batch)
+
+
+async def test_a_publication_that_could_not_be_noted_is_noted_later_and_not_done_again(
+    store: Store, desk: Space, clock: ManualClock
+) -> None:
+    engine = Forgetful(desk._scope.engine)
+    flaky = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    calls: list[str] = []
+    await desk.correlation("c-1", expect=BOTH)
+    await send_both(store, "c-1")
+    async with running(flaky.orchestrator(on_decision=lambda each: calls.append(each.id))):
+        while await keys(desk, OUTBOX) or not calls:
+            await asyncio.sleep(0.01)
+            clock.advance("1s")
+    assert (len(calls), engine.failures) == (1, 0)
 
 
 async def test_a_correlation_that_ends_its_orchestrators_is_given_up(store: Store, desk: Space) -> None:

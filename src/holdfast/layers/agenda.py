@@ -103,9 +103,9 @@ class Agenda:
         self._open: dict[str, ToDecide] = {}
         self._outbox: dict[str, ToPublish] = {}
         self._peers: set[str] = {me}
-        self._claimed: dict[str, set[Work]] = {}
+        self._claimed: dict[str, set[ToDecide | ToPublish]] = {}
         self._look_at: dict[str, int] = {}
-        self._plan: list[tuple[int, int, Work]] = []
+        self._plan: list[tuple[int, int, ToDecide | ToPublish]] = []
         self._planned = 0
         self._settled: dict[str, int] = {}
         """Keys and versions that this process wrote itself: what the feed tells of them up to there is old news."""
@@ -203,7 +203,7 @@ class Agenda:
         work.version = version
         self._claim(work, change.tag, now)
 
-    def _claim(self, work: Work, claimant: str | None, now: int) -> None:
+    def _claim(self, work: ToDecide | ToPublish, claimant: str | None, now: int) -> None:
         if work.claimant is not None:
             self._claimed.get(work.claimant, set()).discard(work)
         work.claimant = claimant
@@ -217,14 +217,14 @@ class Agenda:
 
     # --- when ---
 
-    def _replan(self, work: Work, now: int) -> None:
+    def _replan(self, work: ToDecide | ToPublish, now: int) -> None:
         at = None if work.busy else self._due_at(work, now)
         if at is not None and at != work.planned_at:
             self._planned += 1
             heapq.heappush(self._plan, (at, self._planned, work))
         work.planned_at = at
 
-    def _due_at(self, work: Work, now: int) -> int | None:
+    def _due_at(self, work: ToDecide | ToPublish, now: int) -> int | None:
         if work.claimant == self.me:
             return max(now, work.retry_at)  # begun, and given up for now
         if work.claimant is not None:
@@ -244,9 +244,9 @@ class Agenda:
         mine = _weight(self.me, corr_id)
         return sum(_weight(peer, corr_id) > mine for peer in self._peers)
 
-    def due(self, now: int, room: int) -> list[Work]:
+    def due(self, now: int, room: int) -> list[ToDecide | ToPublish]:
         """What is to be done now, at most so much of it; it is this process's until `release`."""
-        found: list[Work] = []
+        found: list[ToDecide | ToPublish] = []
         while self._plan and self._plan[0][0] <= now and len(found) < room:
             at, _, work = heapq.heappop(self._plan)
             if work.planned_at != at or work.busy or not self._is_known(work):
@@ -274,11 +274,11 @@ class Agenda:
             times.append(self._plan[0][0])
         return min(times, default=None)
 
-    def _is_known(self, work: Work) -> bool:
+    def _is_known(self, work: ToDecide | ToPublish) -> bool:
         known = self._open if isinstance(work, ToDecide) else self._outbox
         return known.get(work.corr_id) is work
 
-    def release(self, work: Work, now: int, retry_at: int = 0) -> None:
+    def release(self, work: ToDecide | ToPublish, now: int, retry_at: int = 0) -> None:
         """This process is not at it any more; if it is still open it is looked at again."""
         work.busy = False
         work.retry_at = retry_at

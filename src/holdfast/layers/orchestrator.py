@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -48,7 +49,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.ids import new_id
-from holdfast.layers.agenda import OPEN_MAX, SIGNALLED, Agenda, ToDecide, ToPublish, Work
+from holdfast.layers.agenda import OPEN_MAX, SIGNALLED, Agenda, ToDecide, ToPublish
 from holdfast.layers.correlation_entries import (
     MADE,
     OPEN,
@@ -266,9 +267,15 @@ class Orchestrator:
         if self._stopping or term.lost:
             return
         for work in term.agenda.due(self._scope.clock.now_ms(), WORK_MAX - len(term.tasks)):
-            task = asyncio.ensure_future(self._do(term, work))
+            task = asyncio.ensure_future(self._do(term, work, self._step(term, work)))
             term.tasks.add(task)
             task.add_done_callback(lambda done: self._done(term, done))
+
+    def _step(self, term: Term, work: ToDecide | ToPublish) -> Callable[[], Awaitable[object]]:
+        """What to do about it as it is now: the feed may tell that it is another's before the work begins."""
+        if isinstance(work, ToDecide):
+            return partial(self._decide, term, work, work.state, work.version)
+        return partial(self._publish, term, work, work.version, work.claimant)
 
     def _done(self, term: Term, task: asyncio.Task[None]) -> None:
         was_full = len(term.tasks) >= WORK_MAX
@@ -276,14 +283,11 @@ class Orchestrator:
         if was_full:
             term.news.set()
 
-    async def _do(self, term: Term, work: Work) -> None:
+    async def _do(self, term: Term, work: ToDecide | ToPublish, step: Callable[[], Awaitable[object]]) -> None:
         """One piece of work, whatever becomes of it."""
         clock, retry_ms = self._scope.clock, 0
         try:
-            if isinstance(work, ToDecide):
-                await self._decide(term, work)
-            elif isinstance(work, ToPublish):
-                await self._take_over(term, work)
+            await step()
         except LeaseLost:
             self._coordination.leases.lose(term.lease)
         except Conflict as conflict:
@@ -304,27 +308,28 @@ class Orchestrator:
             if retry_ms or term.lost:
                 term.news.set()
 
-    async def _decide(self, term: Term, work: ToDecide, *, forced: bool = False) -> Decision:
-        state, version = await self._claim(term, work, forced)
+    async def _decide(self, term: Term, work: ToDecide, seen: State, version: int, *, forced: bool = False) -> Decision:
+        timed_out = not forced and not work.complete
+        state, version = await self._claim(term, seen, version, timed_out=timed_out)
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
         decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
         return await self._finish(term, case, version, decision)
 
-    async def _claim(self, term: Term, work: ToDecide, forced: bool) -> tuple[State, int]:
+    async def _claim(self, term: Term, state: State, version: int, *, timed_out: bool) -> tuple[State, int]:
         """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
-        state, now = work.state, as_datetime(self._scope.clock.now_ms())
+        now = as_datetime(self._scope.clock.now_ms())
         attempt = 1 if state.claim is None else state.claim.attempt + 1
         claimed = State(
             state.corr_id,
             "orchestrating",
             state.run,
             _updated(state, now),
-            claim=Claim(term.id, attempt, now, not forced and not work.complete),
+            claim=Claim(term.id, attempt, now, timed_out),
         )
         put = Put(STATES + state.corr_id, encode(claimed), tag=tag_of("orchestrating"))
-        return claimed, (await term.scope.commit((put,), (VersionIs(put.key, work.version),))).version
+        return claimed, (await term.scope.commit((put,), (VersionIs(put.key, version),))).version
 
     async def _finish(self, term: Term, case: Case, version: int, decision: Decision) -> Decision:
         """State, decision, outbox and what goes away: one commit."""
@@ -359,15 +364,15 @@ class Orchestrator:
         self.decided += 1
         term.agenda.drop(state.corr_id, receipt.version)
         if work is not None:
-            work.decision, work.version = decision, receipt.version
-            await self._do(term, work)
+            work.decision = decision
+            await self._do(term, work, partial(self._publish, term, work, receipt.version, term.id))
         for start in range(room, len(case.entries), OPERATIONS_MAX):
             await term.scope.commit(tuple(map(Delete, case.entries[start : start + OPERATIONS_MAX])))
         return decision
 
-    async def _take_over(self, term: Term, work: ToPublish) -> None:
-        """Publish what is in the outbox: one's own, or that of one who is gone."""
-        key, version, claimant = OUTBOX + work.corr_id, work.version, work.claimant  # the feed may move them meanwhile
+    async def _publish(self, term: Term, work: ToPublish, version: int, claimant: str | None) -> None:
+        """Publish what is in the outbox at this version: one's own, or that of one who is gone."""
+        key = OUTBOX + work.corr_id
         if work.decision is None:
             [entry] = await self._scope.engine.get(self._scope.space, [key])
             if entry is None or entry.version != version:
@@ -396,8 +401,7 @@ class Orchestrator:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
             work = ToDecide(state)
-            work.version = entry.version
-            return await self._decide(term, work, forced=True)
+            return await self._decide(term, work, state, entry.version, forced=True)
 
     async def _lives(self, orchestrator: str) -> bool:
         [entry] = await self._scope.engine.get(self._scope.space, [ORCHESTRATORS + orchestrator])
