@@ -24,6 +24,7 @@ NAMES: Final = (
     "watch_latency",
     "copying",
     "cached_read",
+    "correlations",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

@@ -50,11 +50,16 @@ from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.conflicts import Contradiction, contested, differing, missed, opposed
 from holdfast.layers.consistency import Consistency
 from holdfast.layers.contributions import Contribution, DocumentView, Outdated
+from holdfast.layers.correlation_entries import Decision
+from holdfast.layers.correlations import Correlation, Correlations, CorrelationView, Signalled
 from holdfast.layers.diffs import Difference
 from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
 from holdfast.layers.history import DocumentEvent
 from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
+from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
 from holdfast.layers.migration import MigrationFailure, MigrationReport
+from holdfast.layers.orchestrator import Orchestrator
+from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
@@ -86,7 +91,11 @@ __all__ = [
     "Consistency",
     "Contradiction",
     "Contribution",
+    "Correlation",
+    "CorrelationView",
+    "Correlations",
     "Damaged",
+    "Decision",
     "Difference",
     "Document",
     "DocumentEvent",
@@ -97,6 +106,7 @@ __all__ = [
     "DurabilityUnavailable",
     "Error",
     "Finding",
+    "Fusion",
     "Guard",
     "IncompatibleStore",
     "InvalidInput",
@@ -106,13 +116,18 @@ __all__ = [
     "LockState",
     "Locks",
     "ManualClock",
+    "Merged",
     "MigrationFailed",
     "MigrationFailure",
     "MigrationReport",
     "NotFound",
+    "Orchestrator",
+    "Outcome",
     "OutcomeUnknown",
     "Outdated",
     "Pool",
+    "Priority",
+    "Question",
     "QuotaExceeded",
     "RateLimitExceeded",
     "Receipt",
@@ -125,13 +140,16 @@ __all__ = [
     "RegisteredSchema",
     "Resolution",
     "Retention",
+    "Route",
     "SchemaViolation",
     "Schemas",
     "Session",
+    "Signalled",
     "Space",
     "SpaceInfo",
     "Stand",
     "StateType",
+    "Stop",
     "StorageFull",
     "Store",
     "SystemClock",
@@ -139,17 +157,22 @@ __all__ = [
     "Verdict",
     "Verification",
     "Violation",
+    "WeightedAverage",
     "absent",
     "at_least",
     "blocking",
     "contested",
     "delete_",
     "differing",
+    "fan_in",
+    "fan_out",
     "increment",
     "missed",
     "open",
     "opposed",
     "present",
+    "route",
+    "sequence",
     "set_",
     "value_is",
     "version_is",

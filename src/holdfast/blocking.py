@@ -20,6 +20,9 @@ from typing import Any, TypeVar
 from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
+from holdfast.layers.correlations import Correlation as _Correlation
+from holdfast.layers.correlations import Correlations as _Correlations
+from holdfast.layers.correlations import SharedContext as _SharedContext
 from holdfast.layers.documents import Document as _Document
 from holdfast.layers.documents import Documents as _Documents
 from holdfast.layers.documents import Locked as _Locked
@@ -27,6 +30,7 @@ from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Locks as _Locks
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
+from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.layers.schemas import Schemas as _Schemas
@@ -160,6 +164,10 @@ Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "toke
 Documents = _blocking(_Documents)
 Document = _blocking(_Document, ("mode", "name"))
 Locked = _blocking(_Locked)
+Correlation = _blocking(_Correlation, ("context", "id"))
+Correlations = _blocking(_Correlations)
+SharedContext = _blocking(_SharedContext)
+Orchestrator = _blocking(_Orchestrator, ("decided", "merge", "published"))
 Space = _blocking(_Space, ("judgement", "records"))
 
 
@@ -195,6 +203,10 @@ _KINDS: dict[type, type[Blocking]] = {
     _Documents: Documents,
     _Document: Document,
     _Locked: Locked,
+    _Correlation: Correlation,
+    _Correlations: Correlations,
+    _SharedContext: SharedContext,
+    _Orchestrator: Orchestrator,
 }
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from holdfast.clock import Duration
+from holdfast.clock import Duration, duration_ms
 from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
-from holdfast.errors import NotFound
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.identity import check_agent as check_agent
 from holdfast.identity import check_space as check_space
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
+from holdfast.layers.correlation_entries import Decision, check_id
+from holdfast.layers.correlations import Correlation, Correlations, metadata_of
 from holdfast.layers.documents import Document, Documents, Mode
 from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
+from holdfast.layers.merging import Strategy
+from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.resolutions import Judgement
 from holdfast.layers.schemas import Schemas
@@ -143,6 +147,64 @@ class Space:
     def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
         """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
         return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
+
+    @cached_property
+    def correlations(self) -> Correlations:
+        """The correlations there are."""
+        return Correlations(self._scope)
+
+    async def correlation(
+        self,
+        id: str,
+        *,
+        expect: Sequence[str] | int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - of the correlation, not of this call
+        min_agents: int | None = None,
+        profile: str | None = None,
+        pattern: str = "fan_in",
+        wait: Duration | None = 0,
+    ) -> Correlation:
+        """Make a correlation that expects these agents, or so many; without `expect` find the one of this id.
+
+        `timeout` is 5 minutes unless given. `min_agents` signals are then enough for a decision. `profile` gives number and
+        timeout: simple (2, 60 s), workflow (3, 300 s), high_frequency (1, 10 s). `wait` is how long to wait for one that is to
+        be found. Orchestrators make correlations; agents find them.
+        """
+        correlation = Correlation(self._scope, self._coordination, check_id(id))
+        if expect is not None or profile is not None:
+            now_ms = self._scope.clock.now_ms()
+            await correlation.make(metadata_of(now_ms, expect, timeout, min_agents, profile, pattern))
+        elif timeout is not None or min_agents is not None:
+            raise InvalidInput("timeout and min_agents are of a correlation that is made; name whom it expects")
+        else:
+            await correlation.find(wait)
+        return correlation
+
+    def orchestrator(
+        self,
+        *,
+        merge: str | Strategy = "all",
+        on_decision: Callable[[Decision], Any] | None = None,
+        strategies: Mapping[str, Strategy] | None = None,
+        publish: bool | None = None,
+        lease: Duration = LEASE_MS / 1000,
+        version: str = "1",
+    ) -> Orchestrator:
+        """One that decides correlations; any number may run: `await space.orchestrator(merge="majority").run()`.
+
+        `merge` is a strategy's name or a callable; `strategies` adds names. `on_decision` is called with each Decision, at least
+        once, and mostly by the orchestrator that made it. `publish=True` without it leaves decisions to others that have one.
+        """
+        return Orchestrator(
+            self._scope,
+            self._coordination,
+            merge=merge,
+            strategies=strategies,
+            on_decision=on_decision,
+            publish=publish,
+            lease_ms=duration_ms(lease, name="lease"),
+            version=version,
+        )
 
     def _wanted(
         self,

@@ -76,7 +76,7 @@ FAULTS = [
     Fault("entries for any owner", policy, "written_for", lambda op, actor, orchestrator: True,
           test_ownership.test_an_orchestrator_writes_the_section_of_another_and_it_stays_the_other_s),
     Fault("documents of everybody", verbs, "TERRITORIES",
-          {**verbs.TERRITORIES, "documents": replace(verbs.TERRITORIES["documents"], ownership="own")},
+          {**verbs.TERRITORIES, "documents": replace(verbs.TERRITORIES["documents"], by_orchestrators=False)},
           test_ownership.test_orchestrators_write_documents_and_correlations_and_agents_read_them, ("documents",)),
     Fault("history that is corrected", verbs, "TERRITORIES",
           {**verbs.TERRITORIES, "history": replace(verbs.TERRITORIES["history"], delete="Delete")},

@@ -23,6 +23,7 @@ TOPICS: Final = {
     "holdfast.cli.locks": ("locks",),
     "holdfast.cli.schemas": ("schema",),
     "holdfast.cli.documents": ("doc",),
+    "holdfast.cli.correlations": ("correlation",),
     "holdfast.cli.spaces": ("spaces",),
     "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),

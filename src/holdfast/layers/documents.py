@@ -41,6 +41,7 @@ from holdfast.identity import check_agent
 from holdfast.keys import check_name, check_prefix
 from holdfast.layers.answers import ANSWERS, once
 from holdfast.layers.conflicts import Contradiction
+from holdfast.layers.consistency import Consistency, read
 from holdfast.layers.contributions import (
     DocumentView,
     checked_confidence,
@@ -60,7 +61,7 @@ from holdfast.layers.resolutions import (
     stored,
 )
 from holdfast.layers.scope import Scope
-from holdfast.layers.sections import SOLE, Section, Sections
+from holdfast.layers.sections import SOLE, Sections
 from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
 
 if TYPE_CHECKING:
@@ -68,9 +69,6 @@ if TYPE_CHECKING:
 
 RETRIES: Final = 3
 """How often an update runs again when it met another."""
-CONSISTENCIES: Final = ("strong", "session", "eventual")
-
-Consistency: TypeAlias = Literal["strong", "session", "eventual"]
 Mode: TypeAlias = Literal["merge", "reject"]
 Items = list
 Change: TypeAlias = Callable[[Any], Any] | Callable[[Any], Awaitable[Any]]
@@ -130,14 +128,21 @@ class Document:
 
     async def read(self, *, consistency: Consistency = "session") -> DocumentView:
         """Body and contributions. A document that nobody wrote to is empty."""
-        if consistency not in CONSISTENCIES:
-            raise InvalidInput(f"consistency must be one of {', '.join(CONSISTENCIES)}, not {consistency!r:.60}")
-        body, head, sections = await _fetch(self._scope, self._body, self._head, self._sections)
+        body, head = await self._fetch(consistency)
+        sections = await self._sections.read(consistency)
         found = {each.section: each for each in map(contribution_of, sections)}
         if self.mode == "reject":
             self._seen = {each.section: each.version for each in found.values()}
         version = _version(body)
         return DocumentView(self.name, version.etag, version.body, found, _stored_head(head).reducers)
+
+    async def _fetch(self, consistency: Consistency) -> list[Entry | None]:
+        """Body and head."""
+        keys = [self._body, self._head]
+        if consistency == "strong" or self._scope.caches is None:
+            return await read(self._scope, keys, consistency)
+        # One by one, as a hot tier keeps them. Written together, they are of one moment or the newer one is seen next time.
+        return [entry for key in keys for entry in await read(self._scope, [key], consistency)]
 
     async def history(self, *, before: str | None = None, limit: int = 100) -> list[DocumentEvent]:
         """Who wrote what, when, from which inputs; newest first. `before` is the id of the last event already seen."""
@@ -431,14 +436,6 @@ class Documents:
     async def escalations(self) -> Items[Resolution]:
         """What waits for a person, in any document."""
         return await stored(self._scope, "escalations")
-
-
-async def _fetch(
-    scope: Scope, body: str, head: str, sections: Sections
-) -> tuple[Entry | None, Entry | None, list[Section]]:
-    """The one place where a document is read."""
-    found = await scope.engine.get(scope.space, [body, head])
-    return found[0], found[1], await sections.read()
 
 
 def _version(entry: Entry | None) -> DocumentVersion:

@@ -22,6 +22,7 @@ from holdfast.codec import decode, encode
 from holdfast.engine import Delete, Entry, Put
 from holdfast.identity import check_agent
 from holdfast.keys import Subspace, check_name
+from holdfast.layers.consistency import Consistency, read_prefix
 from holdfast.layers.scope import Scope
 
 SECTIONS: Final = Subspace("sections")
@@ -72,16 +73,16 @@ class Sections:
         agent, _, instance = entry.key[len(self.prefix) :].partition("/")
         return Section(agent, instance, decode(entry.value), entry.version, entry.owner, entry.updated_at)
 
-    async def pages(self) -> AsyncIterator[list[Section]]:
-        """All sections, by agent and instance, a page at a time."""
-        after = None
+    async def pages(self, consistency: Consistency = "strong") -> AsyncIterator[list[Section]]:
+        """All sections, by agent and instance, a page at a time. A hot tier answers the first page alone."""
+        page = await read_prefix(self.scope, self.prefix, consistency, limit=PAGE)
         while True:
-            page = await self.scope.engine.scan(self.scope.space, self.prefix, after=after, limit=PAGE)
             yield [self.section(entry) for entry in page.entries]
             if not page.more:
                 return
             after = page.entries[-1].key
+            page = await self.scope.engine.scan(self.scope.space, self.prefix, after=after, limit=PAGE)
 
-    async def read(self) -> list[Section]:
+    async def read(self, consistency: Consistency = "strong") -> list[Section]:
         """All sections, by agent and instance."""
-        return [section async for page in self.pages() for section in page]
+        return [section async for page in self.pages(consistency) for section in page]

@@ -15,14 +15,14 @@ import msgspec
 
 from holdfast.identity import Identity, Role
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
-from holdfast.middleware.verbs import ADMIN, EVERY_VERB, VERBS
+from holdfast.middleware.verbs import ADMIN, EVERY_VERB, ORCHESTRATE, VERBS
 
 T = TypeVar("T", RateLimit, Quota)
 
 DEFAULT_VERBS: Final[dict[Role, frozenset[str]]] = {
     "agent": frozenset(VERBS) - {"Audit"},
-    "orchestrator": frozenset(VERBS),
-    "admin": frozenset({*VERBS, ADMIN}),
+    "orchestrator": frozenset({*VERBS, ORCHESTRATE}),
+    "admin": frozenset({*VERBS, ORCHESTRATE, ADMIN}),
 }
 DEFAULT_RATES: Final[dict[Role, RateLimit | None]] = {
     "agent": RateLimit("*", 100, 200),
@@ -48,8 +48,11 @@ def grant_of(rules: Rules, identity: Identity) -> Grant:
     role, agent = identity.role, identity.agent
     if role == "admin":
         return Grant(DEFAULT_VERBS[role], None, None)
+    verbs = DEFAULT_VERBS[role] if rules.access_control is None else _verbs(rules.access_control, agent)
+    if role == "orchestrator" and verbs >= {"Get", "Set"}:  # rules that take these away take that with them
+        verbs |= {ORCHESTRATE}
     return Grant(
-        DEFAULT_VERBS[role] if rules.access_control is None else _verbs(rules.access_control, agent),
+        verbs,
         DEFAULT_RATES[role] if rules.rate_limits is None else _first(rules.rate_limits, agent),
         DEFAULT_QUOTAS[role] if rules.quotas is None else _first(rules.quotas, agent),
     )

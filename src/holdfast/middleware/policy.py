@@ -59,6 +59,7 @@ from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
     ADMIN,
+    ORCHESTRATE,
     Misplaced,
     claimed,
     claims,
@@ -492,6 +493,8 @@ class PolicedEngine:
         where = f" {shown(key)}" if key else ""
         if verb == ADMIN:
             what = f"{where or ' this'} is for administrators, or names no single subspace"
+        elif verb == ORCHESTRATE:
+            what = f"{where or ' this'} is for orchestrators"
         else:
             what = f" its rules do not allow {verb}{' of' + where if where else ''}"
         self._deny(space, verb, key, f"{self._agent!r} may not do that:{what}. Ask whoever keeps the rules")

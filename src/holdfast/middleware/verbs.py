@@ -8,7 +8,6 @@ subspace which verb reads it, which one each operation needs there, and who may 
     line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
     once   one creates what is absent; it stays as it is
     named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
-    given  orchestrators give it, agents read it
 
 Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
 
@@ -17,7 +16,7 @@ one operation on records needs Transaction besides. `claims` gives the condition
 commit itself. Both depend on the batch and nothing else, so a repeated request gets the same conditions and the same digest.
 
 A subspace that is not in the table is closed to everybody but administrators, and so is what needs ADMIN, a verb that no
-rule can give. A new capability adds its line here.
+rule can give; ORCHESTRATE is one that comes with the role. A new capability adds its line here.
 """
 
 from __future__ import annotations
@@ -60,8 +59,10 @@ VERBS: Final = (
 EVERY_VERB: Final = "*"
 ADMIN: Final = "Admin"
 """What no rule can give: only administrators have it."""
+ORCHESTRATE: Final = "Orchestrate"
+"""What no rule can give either: orchestrators and administrators have it."""
 
-Ownership = Literal["free", "own", "line", "once", "named", "given"]
+Ownership = Literal["free", "own", "line", "once", "named"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -92,7 +93,16 @@ class Territory(msgspec.Struct, frozen=True):
 _RECORDS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free")
 _ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete", ownership="free")
 _GIVEN: Final = Territory(
-    "Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="given", orchestrated=True
+    "Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free", by_orchestrators=True
+)
+_DECIDED: Final = Territory(
+    ORCHESTRATE,
+    ORCHESTRATE,
+    ORCHESTRATE,
+    touch=ORCHESTRATE,
+    delete=ORCHESTRATE,
+    ownership="free",
+    by_orchestrators=True,
 )
 CLOSED: Final = Territory(ADMIN)
 
@@ -113,6 +123,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "history": Territory("Get", push="Set", ownership="line", elements=3),
     "documents": _GIVEN,
     "correlations": _GIVEN,
+    "decisions": _DECIDED,
     "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,
@@ -202,7 +213,7 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
         territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
         if territory.by_orchestrators and not orchestrator:
-            raise Misplaced(key, "that is for orchestrators and administrators")
+            raise Misplaced(key, "orchestrators write it, and agents read it")
         ownership = territory.ownership
         if ownership == "free" or (orchestrator and territory.orchestrated):
             continue
@@ -210,8 +221,6 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             if named_in(key) != batch.actor:
                 raise Misplaced(key, f"it is not named after {batch.actor!r}, and agents write their own sections only")
             continue
-        if ownership == "given":
-            raise Misplaced(key, "orchestrators write it, and agents read it")
         if kind is Push and territory.elements and key.count("/") != territory.elements:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
         if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]

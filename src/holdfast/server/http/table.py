@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.server.http import documents, feed, health, locks, messages, records, schemas, spaces, transactions
+from holdfast.server.http import (
+    correlations,
+    documents,
+    feed,
+    health,
+    locks,
+    messages,
+    records,
+    schemas,
+    spaces,
+    transactions,
+)
 from holdfast.server.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -16,5 +27,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *locks.ENDPOINTS,
     *schemas.ENDPOINTS,
     *documents.ENDPOINTS,
+    *correlations.ENDPOINTS,
     *feed.ENDPOINTS,
 )

@@ -1,0 +1,223 @@
+"""Correlations: make one, signal, see who is missing, decide."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from holdfast.cli import output
+from holdfast.cli.command import command, group, topic
+from holdfast.cli.session import Session
+from holdfast.cli.values import given, whole_number
+from holdfast.errors import AccessDenied, InvalidInput
+from holdfast.layers.correlation_entries import FINISHED, Decision
+from holdfast.layers.correlations import CorrelationView
+
+app = topic()
+commands = topic()
+app.add_typer(commands, name="correlation")
+
+LISTED: Final = 100
+"""How many are listed, unless told."""
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The correlation.", show_default=False)]
+
+
+@group(commands)
+async def correlation(session: Session) -> None:
+    """List correlations, or make, signal and decide one.
+
+    \b
+    Example:
+      holdfast correlation list --status collecting
+      holdfast correlation show c-123
+    """
+    await _list(session, None, "", LISTED)
+
+
+@command(commands, name="list")
+async def list_(
+    session: Session,
+    status: Annotated[
+        str | None, typer.Option(metavar="STATUS", help="Only collecting, orchestrating, completed or failed ones.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids that begin with this.")] = "",
+    number: Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")] = str(LISTED),
+) -> None:
+    """List correlations, those that ended and are kept included.
+
+    \b
+    Example:
+      holdfast correlation list --status collecting
+    """
+    await _list(session, status, prefix, whole_number(number))
+
+
+async def _list(session: Session, status: str | None, prefix: str, limit: int) -> None:
+    async with session.space() as space:
+        found = await space.correlations.list(status=status, prefix=prefix, limit=limit)  # type: ignore[arg-type]
+    if session.json:
+        output.json_line([{"id": state.corr_id, "status": state.status, **_plain(state.metadata)} for state in found])
+        return
+    rows = [
+        [
+            state.corr_id,
+            state.status,
+            ", ".join(state.metadata.expected_agents) or str(state.metadata.needed),
+            output.moment(state.metadata.created_at) or "",
+            output.moment(state.metadata.timeout_at) or "",
+        ]
+        for state in found
+    ]
+    output.table(("id", "status", "expected", "created", "timeout"), rows)
+
+
+@command(commands)
+async def create(
+    session: Session,
+    id: Id,
+    expect: Annotated[
+        list[str] | None, typer.Option(metavar="AGENT", help="An agent it waits for; repeat it for more.")
+    ] = None,
+    patience: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="How long it waits. Default: 5m.")
+    ] = None,
+    min_agents: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="So many are enough when the time is over.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="simple, workflow or high_frequency: how many, and how long.")
+    ] = None,
+) -> None:
+    """Make a correlation, or find the one that was made with the same expectations.
+
+    \b
+    Example:
+      holdfast correlation create c-123 --expect momentum --expect risk --timeout 5m
+    """
+    if not expect and profile is None:
+        raise InvalidInput("name whom it expects, with --expect or --profile")
+    least = None if min_agents is None else whole_number(min_agents)
+    async with session.space(create=True) as space:
+        correlation = await space.correlation(
+            id, expect=expect or None, timeout=patience, min_agents=least, profile=profile
+        )
+        _show(await correlation.view(), None, session.json)
+
+
+@command(commands)
+async def show(
+    session: Session,
+    id: Id,
+    wait: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Wait so long for the decision, if there is none yet.")
+    ] = None,
+) -> None:
+    """Show a correlation: its status, signals, who is missing, what came late, and the decision if you may see it.
+
+    \b
+    Example:
+      holdfast correlation show c-123 --wait 5m
+    """
+    async with session.space() as space:
+        correlation = await space.correlation(id)
+        decision = None if wait is None else await correlation.decision(wait=wait)
+        view = await correlation.view()
+        if decision is None and view.status in FINISHED:
+            with suppress(AccessDenied):  # agents see signals and the context, not what is made of them
+                decision = await correlation.decision()
+        _show(view, decision, session.json)
+
+
+@command(commands)
+async def signal(
+    session: Session,
+    id: Id,
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="JSON", help="The signal's analysis; - or nothing reads stdin.", show_default=False),
+    ] = None,
+    version: Annotated[str | None, typer.Option("--agent-version", metavar="TEXT", help="The agent's version.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Revise what this agent has sent before.")] = False,
+) -> None:
+    """Send the signal of an agent (--agent), and print what became of it: accepted, duplicate or late.
+
+    \b
+    Example:
+      holdfast correlation signal c-123 '{"risk_level": "medium", "overall_score": 0.65}' --agent risk
+    """
+    analysis = given(value)
+    if not isinstance(analysis, dict):
+        raise InvalidInput("a signal's analysis is a JSON object")
+    fields: dict[str, Any] = {"analysis": analysis}
+    if version is not None:
+        fields["agent_version"] = version
+    async with session.space() as space:
+        signalled = await (await space.correlation(id)).signal(fields, replace=replace)
+    told = {"outcome": signalled.outcome, "version": signalled.version}
+    output.value(told if session.json else signalled.outcome, session.json)
+
+
+@command(commands)
+async def decide(
+    session: Session,
+    id: Id,
+    merge: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="momentum_risk_fusion, weighted_average, majority, priority, first or all."),
+    ] = "all",
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Leave it to a running orchestrator to publish it.")
+    ] = False,
+) -> None:
+    """Decide a correlation now, with the signals that are there.
+
+    \b
+    Example:
+      holdfast correlation decide c-123 --merge momentum_risk_fusion
+    """
+    async with session.space() as space:
+        decision = await space.orchestrator(merge=merge, publish=publish).decide(id)
+    if session.json:
+        output.json_line(_plain(decision))
+    else:
+        output.line(_sentence(decision))
+
+
+def _show(view: CorrelationView, decision: Decision | None, json: bool) -> None:
+    if json:
+        told = {
+            "id": view.corr_id,
+            "status": view.status,
+            "signals": view.signals,
+            "missing": list(view.missing),
+            "missing_count": view.missing_count,
+            "late": view.late,
+            "metadata": _plain(view.metadata),
+            "version": view.version,
+            "expires_at": output.moment(view.expires_at),
+            "decision": None if decision is None else _plain(decision),
+        }
+        output.json_line(told)
+        return
+    output.line(f"{view.corr_id}: {view.status}, until {output.moment(view.metadata.timeout_at)}")
+    rows = [["signal", agent, output.brief(signal.get("analysis"))] for agent, signal in view.signals.items()]
+    rows += [["missing", agent, ""] for agent in view.missing]
+    rows += [["late", agent, output.brief(signal.get("analysis"))] for agent, signal in view.late.items()]
+    output.table(("", "agent", "analysis"), rows)
+    if decision is not None:
+        output.line(_sentence(decision))
+
+
+def _sentence(decision: Decision) -> str:
+    words = [decision.action, decision.direction or "", f"{decision.size:g}" if decision.size else ""]
+    told = " ".join(word for word in words if word)
+    reason = decision.details.get("reason")
+    return f"decided: {told}" + (f" ({reason})" if reason else f", confidence {decision.confidence:g}")
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)

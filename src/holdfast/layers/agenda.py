@@ -1,0 +1,341 @@
+"""What an orchestrator has to do, and when: its picture of the open correlations, drawn from the feed. Nothing here waits or writes.
+
+A correlation is due when its last signal is there, or when its time is over; what another orchestrator claimed is due when that
+one is gone. Everybody who runs has the same picture, so they agree, by a hash of the correlation's id and their own, on who
+goes first; the second follows STEP_MS later, if nothing has happened, and so on. That only saves work: what makes it safe that
+one decides is the compare-and-set in `orchestrator.py`, which also holds when two pictures differ.
+
+Whether another orchestrator lives, its lease tells. Its end is in the feed, but only when somebody sweeps, and that it was kept
+alive is not: so whoever holds a claim is looked at when its lease should have ended. `looks` says whom to look at.
+
+Bounded: at most OPEN_MAX correlations are in the picture; `overfull` says that there are more, and that it has to be drawn anew
+when there is room.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.codec import decode
+from holdfast.engine import Change, ChangeSet, Entry
+from holdfast.errors import Error
+from holdfast.layers.correlation_entries import (
+    FINISHED,
+    ORCHESTRATORS,
+    OUTBOX,
+    SIGNALS,
+    STATES,
+    Decision,
+    Of,
+    State,
+    millis,
+    status_in,
+)
+from holdfast.layers.sections import SECTIONS, SOLE
+
+OPEN_MAX: Final = 100_000
+STEP_MS: Final = 150
+"""How long the next in rank waits for the one before."""
+RANK_MAX: Final = 8
+"""Nobody waits longer than so many steps."""
+LOOK_MS_MIN: Final = 100
+SIGNALLED: Final = SECTIONS.prefix(SIGNALS)
+
+
+class Work:
+    """Something to do about one correlation: to decide it, or to publish what was decided."""
+
+    __slots__ = ("busy", "claimant", "corr_id", "planned_at", "retry_at", "since", "tries", "version")
+
+    def __init__(self, corr_id: str) -> None:
+        self.corr_id = corr_id
+        self.version = 0
+        """Of the entry it is about."""
+        self.claimant: str | None = None
+        self.busy = False
+        """This process is at it."""
+        self.since = 0
+        """When it became due."""
+        self.retry_at = 0
+        self.tries = 0
+        self.planned_at: int | None = None
+
+
+class ToDecide(Work):
+    """An open correlation, and whose signals are there."""
+
+    __slots__ = ("agents", "state")
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state.corr_id)
+        self.state = state
+        self.agents: set[str] = set()
+
+    @property
+    def complete(self) -> bool:
+        return len(self.agents) >= self.state.metadata.needed
+
+
+class ToPublish(Work):
+    """A decision in the outbox."""
+
+    __slots__ = ("decision", "told")
+
+    def __init__(self, corr_id: str) -> None:
+        super().__init__(corr_id)
+        self.decision: Decision | None = None
+        """As far as it was read."""
+        self.told = False
+        """This process has published it, and has only to note that."""
+
+
+class Agenda:
+    """What one orchestrator knows."""
+
+    def __init__(self, me: str, lease_ms: int, *, publishes: bool) -> None:
+        self.me = me
+        self.overfull = False
+        self._lease_ms = lease_ms
+        self._publishes = publishes
+        self._open: dict[str, ToDecide] = {}
+        self._outbox: dict[str, ToPublish] = {}
+        self._peers: set[str] = {me}
+        self._claimed: dict[str, set[ToDecide | ToPublish]] = {}
+        self._look_at: dict[str, int] = {}
+        self._plan: list[tuple[int, int, ToDecide | ToPublish]] = []
+        self._planned = 0
+        self._settled: dict[str, int] = {}
+        """Keys and versions that this process wrote itself: what the feed tells of them up to there is old news."""
+        self._settling: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # --- drawing the picture ---
+
+    def load(self, entries: Iterable[Entry], now: int) -> None:
+        """Entries as they were read: of orchestrators, states, signals, the outbox."""
+        for entry in entries:
+            change = Change("put", entry.key, True, entry.value, len(entry.value), tag=entry.tag)
+            self._apply(entry.version, change, now)
+
+    def apply(self, commit: ChangeSet, now: int) -> None:
+        """One commit of the feed."""
+        for change in commit.changes:
+            if self._settled.get(change.key, 0) < commit.version:
+                self._apply(commit.version, change, now)
+        while self._settling and self._settling[0][0] <= commit.version:
+            version, key = heapq.heappop(self._settling)
+            if self._settled.get(key) == version:
+                del self._settled[key]
+
+    def _settle(self, key: str, version: int) -> None:
+        self._settled[key] = version
+        heapq.heappush(self._settling, (version, key))
+
+    def _apply(self, version: int, change: Change, now: int) -> None:
+        key = change.key
+        if key.startswith(SIGNALLED):
+            self._signalled(change, now)
+        elif key.startswith(STATES):
+            self._moved(version, change, now)
+        elif key.startswith(ORCHESTRATORS):
+            peer = key[len(ORCHESTRATORS) :]
+            if change.exists:
+                self._peers.add(peer)
+            else:
+                self.gone(peer, now)
+        elif key.startswith(OUTBOX) and self._publishes:
+            self._sent_out(version, change, now)
+
+    def _signalled(self, change: Change, now: int) -> None:
+        _, corr_id, agent, instance = SECTIONS.split(change.key, 4)
+        work = self._open.get(corr_id)
+        if work is None or instance != SOLE or not work.state.expects(agent):
+            return
+        if not change.exists or not _is_of(change.value, work.state.run):
+            work.agents.discard(agent)
+            return
+        was = work.complete
+        work.agents.add(agent)
+        if work.complete and not was:
+            work.since = now
+            self._replan(work, now)
+
+    def _moved(self, version: int, change: Change, now: int) -> None:
+        corr_id = change.key[len(STATES) :]
+        work = self._open.get(corr_id)
+        if work is not None and version <= work.version:
+            return
+        if not change.exists or status_in(change.tag) in FINISHED:
+            self.drop(corr_id)
+            return
+        try:
+            state = decode(change.value, State)
+        except Error:
+            return  # no orchestrator wrote it
+        if work is None or work.state.run != state.run:
+            if len(self._open) >= OPEN_MAX:
+                self.overfull = True
+                return
+            work = self._open[corr_id] = ToDecide(state)
+        work.state, work.version = state, version
+        self._claim(work, None if state.claim is None else state.claim.orchestrator, now)
+
+    def _sent_out(self, version: int, change: Change, now: int) -> None:
+        corr_id = change.key[len(OUTBOX) :]
+        work = self._outbox.get(corr_id)
+        if not change.exists:
+            if work is not None and version > work.version:
+                self._claim(work, None, now)
+                self._outbox.pop(corr_id)
+            return
+        if work is not None and version <= work.version:
+            return
+        if work is None:
+            if len(self._outbox) >= OPEN_MAX:
+                self.overfull = True
+                return
+            work = self._outbox[corr_id] = ToPublish(corr_id)
+        work.version = version
+        self._claim(work, change.tag, now)
+
+    def _claim(self, work: ToDecide | ToPublish, claimant: str | None, now: int) -> None:
+        if work.claimant is not None:
+            self._claimed.get(work.claimant, set()).discard(work)
+        work.claimant = claimant
+        if claimant is not None:
+            self._claimed.setdefault(claimant, set()).add(work)
+            if claimant in self._peers and claimant != self.me:
+                self._look_at.setdefault(claimant, now + self._lease_ms)
+            elif claimant != self.me:
+                work.since = now
+        self._replan(work, now)
+
+    # --- when ---
+
+    def _replan(self, work: ToDecide | ToPublish, now: int) -> None:
+        at = None if work.busy else self._due_at(work, now)
+        if at is not None and at != work.planned_at:
+            self._planned += 1
+            heapq.heappush(self._plan, (at, self._planned, work))
+        work.planned_at = at
+
+    def _due_at(self, work: ToDecide | ToPublish, now: int) -> int | None:
+        if work.claimant == self.me:
+            return max(now, work.retry_at)  # begun, and given up for now
+        if work.claimant is not None:
+            if work.claimant in self._peers:
+                return None
+            base = work.since
+        elif isinstance(work, ToDecide):
+            base = work.since if work.complete else millis(work.state.metadata.timeout_at)
+        else:
+            return None
+        return max(base + STEP_MS * min(self._rank(work.corr_id), RANK_MAX), work.retry_at)
+
+    def _rank(self, corr_id: str) -> int:
+        """How many come before this orchestrator."""
+        if len(self._peers) == 1:
+            return 0
+        mine = _weight(self.me, corr_id)
+        return sum(_weight(peer, corr_id) > mine for peer in self._peers)
+
+    def due(self, now: int, room: int) -> list[ToDecide | ToPublish]:
+        """What is to be done now, at most so much of it; it is this process's until `release`."""
+        found: list[ToDecide | ToPublish] = []
+        while self._plan and self._plan[0][0] <= now and len(found) < room:
+            at, _, work = heapq.heappop(self._plan)
+            if work.planned_at != at or work.busy or not self._is_known(work):
+                continue
+            work.planned_at = None
+            work.busy = True
+            found.append(work)
+            if work.claimant is None and len(self._peers) > 1:
+                self._suspect(work.corr_id, now)
+        return found
+
+    def _suspect(self, corr_id: str, now: int) -> None:
+        """Those who should have done it before: whether they live."""
+        mine = _weight(self.me, corr_id)
+        for peer in self._peers:
+            if _weight(peer, corr_id) > mine:
+                self._look_at[peer] = min(now, self._look_at.get(peer, now))
+
+    def next_at(self) -> int | None:
+        """When something is due next."""
+        while self._plan and (self._plan[0][2].planned_at != self._plan[0][0] or not self._is_known(self._plan[0][2])):
+            heapq.heappop(self._plan)
+        times = [*self._look_at.values()]
+        if self._plan:
+            times.append(self._plan[0][0])
+        return min(times, default=None)
+
+    def _is_known(self, work: ToDecide | ToPublish) -> bool:
+        known = self._open if isinstance(work, ToDecide) else self._outbox
+        return known.get(work.corr_id) is work
+
+    def release(self, work: ToDecide | ToPublish, now: int, retry_at: int = 0) -> None:
+        """This process is not at it any more; if it is still open it is looked at again."""
+        work.busy = False
+        work.retry_at = retry_at
+        if self._is_known(work):
+            self._replan(work, now)
+
+    def drop(self, corr_id: str, version: int = 0) -> None:
+        """It is decided, or gone; at this version, if this process did it."""
+        if version:
+            self._settle(STATES + corr_id, version)
+        work = self._open.pop(corr_id, None)
+        if work is not None and work.claimant is not None:
+            self._claimed.get(work.claimant, set()).discard(work)
+
+    def publishing(self, corr_id: str, now: int) -> ToPublish:
+        """A decision that this process is about to make, and to publish itself."""
+        work = self._outbox[corr_id] = ToPublish(corr_id)
+        work.busy = True
+        self._claim(work, self.me, now)
+        return work
+
+    def published(self, work: ToPublish, version: int = 0) -> None:
+        """It is not in the outbox any more, since this version, or never was."""
+        if version:
+            self._settle(OUTBOX + work.corr_id, version)
+        if self._outbox.get(work.corr_id) is work:
+            del self._outbox[work.corr_id]
+        self._claimed.get(work.claimant or "", set()).discard(work)
+
+    # --- the others ---
+
+    def looks(self, now: int) -> list[str]:
+        """Whose lease to look at now."""
+        return [peer for peer, at in self._look_at.items() if at <= now]
+
+    def alive(self, peer: str, until: int, now: int) -> None:
+        """Its lease lasts until then."""
+        if self._claimed.get(peer):
+            self._look_at[peer] = max(until, now + LOOK_MS_MIN)
+        else:
+            self._look_at.pop(peer, None)
+
+    def gone(self, peer: str, now: int) -> None:
+        """It does not live any more: what it claimed is free."""
+        self._peers.discard(peer)
+        self._look_at.pop(peer, None)
+        for work in self._claimed.pop(peer, ()):
+            work.since = now
+            self._replan(work, now)
+
+
+def _is_of(value: bytes, run: str) -> bool:
+    try:
+        return decode(value, Of).run == run
+    except Error:
+        return False
+
+
+def _weight(orchestrator: str, corr_id: str) -> bytes:
+    return hashlib.blake2b(f"{orchestrator} {corr_id}".encode(), digest_size=8).digest()

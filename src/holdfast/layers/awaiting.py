@@ -1,0 +1,81 @@
+"""Waiting for entries to change: one watch per process and prefix, however many wait.
+
+Whoever waits for an entry gets an event that is set when the feed shows a change of it. It reads after it has begun to
+listen, so nothing is missed in between. Where the feed cannot be followed everybody is woken, and looks for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from holdfast.clock import Clock
+from holdfast.engine import Engine, cursor_at
+from holdfast.errors import Compacted, Error
+
+RETRY_MS: Final = 100
+"""After the feed could not be followed."""
+
+log = logging.getLogger("holdfast.awaiting")
+
+
+class Awaiting:
+    """Those who wait for entries under one prefix of one space."""
+
+    def __init__(self, engine: Engine, space: str, prefix: str, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._prefix = prefix
+        self._clock = clock
+        self._events: dict[str, set[asyncio.Event]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def listening(self, key: str) -> AsyncIterator[asyncio.Event]:
+        """As long as this lasts: the event is set when the entry changes."""
+        event = asyncio.Event()
+        self._events.setdefault(key, set()).add(event)
+        try:
+            if self._task is None:
+                cursor = await self._now()
+                if self._task is None:
+                    self._task = asyncio.get_running_loop().create_task(self._follow(cursor))
+            yield event
+        finally:
+            self._events[key].discard(event)
+            if not self._events[key]:
+                del self._events[key]
+            if not self._events:
+                self.stop()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _now(self) -> str:
+        found = await self._engine.spaces(self._space)
+        return cursor_at(found[0].revision if found else 0)
+
+    async def _follow(self, cursor: str) -> None:
+        while True:
+            try:
+                async for commit in self._engine.watch(self._space, self._prefix, cursor=cursor):
+                    cursor = commit.cursor
+                    for change in commit.changes:
+                        for event in self._events.get(change.key, ()):
+                            event.set()
+            except Error as exc:
+                log.debug("the feed of %s is followed anew: %s", self._space, exc)
+                await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
+                if isinstance(exc, Compacted):
+                    try:
+                        cursor = await self._now()
+                    except Error:
+                        continue
+                for events in self._events.values():
+                    for event in events:
+                        event.set()

@@ -1,0 +1,393 @@
+"""Correlations: signals of several agents about one thing, collected until all are there or the time is over.
+
+    corr = await space.correlation("c-123", expect=["momentum", "risk"], timeout="5m")     # orchestrators make it
+    corr = await space.correlation("c-123", wait="5s")                                     # agents find it
+    await corr.signal({"analysis": {"confidence": 0.82}})
+    decision = await corr.decision(wait="5m")
+
+States: collecting → ready → orchestrating → completed | failed, each step a compare-and-set of the state entry
+(`correlation_entries.py` has all keys). An `Orchestrator` takes them from collecting on. A signal is written under the condition
+that the state is still the one it was collecting in, so when a correlation is claimed its signals are settled: none comes in
+between, and none is lost that was acknowledged.
+
+Duplicates. An agent signals once. The same signal again changes nothing, before and after the end; another one is a Conflict,
+unless `replace=True` says that it is meant. Late ones, after the claim or the timeout, are kept beside it, the last of each
+agent, and shown by `view()`; they change no state. A correlation that was cleaned away, or never made, is NotFound: a
+signal does not bring it back. An agent that may be faster than the orchestrator waits for it with `wait=`.
+
+How it fails. A signal that is not well formed is InvalidInput, one of an agent nobody expects too. Making one that exists
+with other expectations is a Conflict; with the same it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.codec import decode, encode
+from holdfast.engine import SCAN_MAX, Absent, Entry, Put, VersionIs
+from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.identity import check_agent
+from holdfast.ids import new_id
+from holdfast.layers.correlation_entries import (
+    CONTEXTS,
+    LATE,
+    MADE,
+    SIGNALS,
+    STATES,
+    STATUSES,
+    Decision,
+    Metadata,
+    Sent,
+    State,
+    Status,
+    due_key,
+    kept_ms,
+    millis,
+    state_of,
+    status_in,
+    tag_of,
+)
+from holdfast.layers.locks import Coordination, wait_ms
+from holdfast.layers.patterns import AGENTS_MAX, PATTERNS, profile_of
+from holdfast.layers.scope import Scope
+from holdfast.layers.sections import SOLE, Sections
+from holdfast.layers.signals import SIGNAL_BYTES_MAX, checked_signal, read_signals, same_signal, signal_of
+from holdfast.layers.transact import Transaction, transact
+
+TIMEOUT_MS: Final = 300_000
+CONTEXT_BYTES_MAX: Final = 1024 * 1024
+CONTEXT_FIELDS: Final[dict[str, Any]] = {
+    "instrument_history": {},
+    "recent_decisions": [],
+    "market_regime": None,
+    "portfolio_state": {},
+}
+"""What agents find in a context where nobody published it."""
+
+SignalOutcome: TypeAlias = Literal["accepted", "duplicate", "late"]
+Items = list
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """What became of a signal."""
+
+    outcome: SignalOutcome
+    version: int
+    """Of the entry that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationView:
+    """A correlation as everybody may see it."""
+
+    corr_id: str
+    status: Status
+    signals: dict[str, dict[str, Any]]
+    """By agent, in the order in which they came."""
+    missing: tuple[str, ...]
+    missing_count: int
+    late: dict[str, dict[str, Any]]
+    metadata: Metadata
+    version: int
+    expires_at: datetime | None
+
+
+class Correlation:
+    """One correlation, seen by one agent. Made by `space.correlation`."""
+
+    def __init__(self, scope: Scope, coordination: Coordination, corr_id: str) -> None:
+        self.id = corr_id
+        self.context = SharedContext(scope, corr_id)
+        self._scope = scope
+        self._coordination = coordination
+        self._key = STATES + corr_id
+        self._signals = Sections(scope, SIGNALS, corr_id)
+        self._late = Sections(scope, LATE, corr_id)
+        self._known: tuple[State, int] | None = None
+
+    # --- making and finding ---
+
+    async def make(self, metadata: Metadata) -> None:
+        """Make it, or find the one that was made with the same expectations."""
+        state = State(self.id, "collecting", new_id(), metadata)
+        operations = Put(self._key, encode(state), tag=tag_of("collecting")), Put(due_key(state), encode(state.run))
+        try:
+            receipt = await self._scope.commit(operations, (Absent(self._key),))
+        except Conflict as conflict:
+            if conflict.actual is None or conflict.key != self._key:
+                raise
+            found = state_of(conflict.actual)
+            if _agreed(found.metadata) != _agreed(metadata):
+                raise Conflict(
+                    f"correlation {self.id!r} exists already and expects something else: {_agreed(found.metadata)}; "
+                    "find it without expect=, or choose another id",
+                    key=self._key,
+                    condition="absent",
+                    actual=conflict.actual,
+                ) from None
+            self._known = found, conflict.actual.version
+        else:
+            self._known = state, receipt.version
+
+    async def find(self, wait: Duration | None = 0) -> None:
+        """NotFound when there is none, or none comes within that time."""
+        if await self._await(lambda entry: entry is not None, wait) is None:
+            raise self._not_found()
+
+    # --- what agents do ---
+
+    async def signal(self, signal: Mapping[str, Any], *, agent: str | None = None, replace: bool = False) -> Signalled:
+        """Send this agent's signal. `agent` is for orchestrators, who may send one on another's behalf."""
+        agent = agent or self._scope.actor
+        fields = checked_signal(signal, agent, self.id, self._scope.clock.now_ms())
+        if self._known is not None and not replace:
+            try:
+                return await self._signal_at_once(*self._known, agent, fields)
+            except Conflict:
+                self._known = None  # it has moved on, or the agent has signalled before
+        begun: Items[Transaction] = []
+
+        def begin() -> Transaction:
+            begun.append(Transaction(self._scope))
+            return begun[-1]
+
+        outcome, version = await transact(begin, lambda tx: self._signal_in(tx, agent, fields, replace))
+        receipt = begun[-1].receipt
+        return Signalled(outcome, version or (0 if receipt is None else receipt.version))
+
+    async def _signal_at_once(self, state: State, version: int, agent: str, fields: dict[str, Any]) -> Signalled:
+        """The usual case, without a read: it is collecting as it was, and this is the agent's first signal."""
+        if not self._collects(state):
+            raise Conflict(f"correlation {self.id!r} does not collect any more")
+        put = self._put(self._signals, state, agent, fields)
+        conditions = VersionIs(self._key, version), Absent(put.key)
+        return Signalled("accepted", (await self._scope.commit((put,), conditions)).version)
+
+    async def _signal_in(
+        self, tx: Transaction, agent: str, fields: dict[str, Any], replace: bool
+    ) -> tuple[SignalOutcome, int]:
+        """What becomes of it, and where it is if that was there before."""
+        key = self._signals.key(agent, SOLE)
+        root, before = await tx.read(self._key, key)
+        if root is None:
+            raise self._not_found()
+        state = state_of(root)
+        counted = state.signals.get(agent) if state.finished else signal_of(before, state.run)
+        if counted is not None and same_signal(counted, fields):
+            return "duplicate", root.version if before is None else before.version
+        if not self._collects(state):
+            tx.put(self._put(self._late, state, agent, fields, await self._late_ms(root)))
+            return "late", 0
+        if counted is not None and not replace:
+            raise Conflict(
+                f"{agent!r} has sent another signal to correlation {self.id!r}; send replace=True to revise it",
+                key=key,
+                condition="absent",
+                actual=before,
+            )
+        tx.put(self._put(self._signals, state, agent, fields))
+        return "accepted", 0
+
+    def _collects(self, state: State) -> bool:
+        return state.status == "collecting" and self._scope.clock.now_ms() < millis(state.metadata.timeout_at)
+
+    def _put(self, where: Sections, state: State, agent: str, fields: dict[str, Any], ttl_ms: int | None = None) -> Put:
+        if not state.expects(agent):
+            expected = ", ".join(state.metadata.expected_agents)
+            raise InvalidInput(f"correlation {self.id!r} expects no signal of {agent!r}; it expects {expected}")
+        put = where.put(Sent(state.run, fields), agent=agent, instance=SOLE, ttl_ms=ttl_ms)
+        if len(put.value) > SIGNAL_BYTES_MAX:
+            raise InvalidInput(
+                f"a signal has at most {SIGNAL_BYTES_MAX:,} bytes, not {len(put.value):,}; keep the rest as a blob"
+            )
+        return put
+
+    async def _late_ms(self, root: Entry) -> int:
+        """A late signal is kept as long as what it came too late for."""
+        if root.expires_at is not None:
+            return max(root.expires_at - self._scope.clock.now_ms(), 1)
+        return await kept_ms(self._scope, None) or TIMEOUT_MS
+
+    # --- what everybody sees ---
+
+    async def signals(self) -> dict[str, dict[str, Any]]:
+        """The signals so far, by agent, in the order in which they came."""
+        return (await self.view()).signals
+
+    async def status(self) -> Status:
+        """collecting, ready, orchestrating, completed or failed."""
+        return (await self.view()).status
+
+    async def view(self) -> CorrelationView:
+        """Status, signals, who is missing, what came late."""
+        root = await self._read()
+        if root is None:
+            raise self._not_found()
+        state = state_of(root)
+        signals = state.signals if state.finished else await read_signals(self._signals, state)
+        late = await read_signals(self._late, state)
+        metadata = state.metadata
+        missing = tuple(agent for agent in metadata.expected_agents if agent not in signals)
+        lacking = max(metadata.needed - len(signals), 0)
+        status: Status = "ready" if state.status == "collecting" and not lacking else state.status
+        expires_at = None if root.expires_at is None else as_datetime(root.expires_at)
+        return CorrelationView(self.id, status, signals, missing, lacking, late, metadata, root.version, expires_at)
+
+    async def decision(self, wait: Duration | None = 0) -> Decision | None:
+        """What was decided, as soon as it is, or None when it is not within that time. For orchestrators.
+
+        `wait` is 0 by default; None waits as long as it takes.
+        """
+        root = await self._await(lambda entry: entry is None or state_of(entry).finished, wait, tell_last=True)
+        if root is None:
+            raise self._not_found()
+        if not state_of(root).finished:
+            return None
+        [entry] = await self._scope.engine.get(self._scope.space, [MADE + self.id])
+        return None if entry is None else decode(entry.value, Decision)
+
+    async def _await(self, enough: Any, wait: Duration | None, *, tell_last: bool = False) -> Entry | None:
+        """The state entry as soon as it is as wanted; None, or how it is, when it is not in time."""
+        root = await self._read()
+        given = wait_ms(wait)
+        if enough(root) or given == 0:
+            return root
+        clock = self._scope.clock
+        deadline = None if given is None else clock.now_ms() + given
+        async with self._coordination.awaiting(self._scope, STATES).listening(self._key) as changed:
+            while not enough(root := await self._read()):
+                if not await sleep_or(clock, deadline, changed):
+                    return root if tell_last else None
+                changed.clear()
+        return root
+
+    async def _read(self) -> Entry | None:
+        [root] = await self._scope.engine.get(self._scope.space, [self._key])
+        self._known = None if root is None else (state_of(root), root.version)
+        return root
+
+    def _not_found(self) -> NotFound:
+        return NotFound(
+            f"there is no correlation {self.id!r}: it was never made, or it ended long ago and was cleaned away. "
+            "A signal makes none; orchestrators do, with expect="
+        )
+
+    def __repr__(self) -> str:
+        return f"<Correlation {self.id!r} as {self._scope.actor!r}>"
+
+
+class SharedContext:
+    """What orchestrators let the agents of a correlation know."""
+
+    def __init__(self, scope: Scope, corr_id: str) -> None:
+        self._scope = scope
+        self._id = corr_id
+        self._key = CONTEXTS + corr_id
+        self._state = STATES + corr_id
+
+    async def publish(self, fields: Mapping[str, Any]) -> None:
+        """Add or replace these fields, as long as it is collecting. For orchestrators."""
+
+        async def work(tx: Transaction) -> None:
+            root, context = await tx.read(self._state, self._key)
+            if root is None or state_of(root).status != "collecting":
+                raise Conflict(
+                    f"correlation {self._id!r} is not collecting, so its context stays as it is",
+                    key=self._state,
+                    condition="version",
+                    actual=root,
+                )
+            value = encode({**({} if context is None else decode(context.value, dict)), **fields})
+            if len(value) > CONTEXT_BYTES_MAX:
+                raise InvalidInput(f"a context has at most {CONTEXT_BYTES_MAX:,} bytes, not {len(value):,}")
+            tx.put(Put(self._key, value))
+
+        await transact(lambda: Transaction(self._scope), work)
+
+    async def read(self) -> dict[str, Any]:
+        """What was published; the usual fields are there, empty, also when they were not."""
+        root, context = await self._scope.engine.get(self._scope.space, [self._state, self._key])
+        if root is None:
+            raise NotFound(f"there is no correlation {self._id!r}")
+        told = decode(context.value, dict) if context is not None else state_of(root).context or {}
+        return {**decode(encode(CONTEXT_FIELDS), dict), **told}
+
+
+class Correlations:
+    """The correlations of a space, as `space.correlations`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    async def list(
+        self, *, status: Status | None = None, prefix: str = "", after: str | None = None, limit: int = 1000
+    ) -> Items[State]:
+        """Correlations by id, those that ended and are kept included. `ready` is told as collecting here."""
+        if status is not None and status not in STATUSES:
+            raise InvalidInput(f"there is no status {status!r:.60}; there are {', '.join(STATUSES)}")
+        if not 0 < limit <= SCAN_MAX:
+            raise InvalidInput(f"a list has between 1 and {SCAN_MAX:,} correlations, not {limit!r}")
+        found: Items[State] = []
+        last = None if after is None else STATES + after
+        while True:
+            page = await self._scope.engine.scan(self._scope.space, STATES + prefix, after=last, limit=limit)
+            for entry in page.entries:
+                if status is None or status_in(entry.tag) == status:
+                    found.append(state_of(entry))
+                if len(found) == limit:
+                    return found
+            if not page.more:
+                return found
+            last = page.entries[-1].key
+
+
+def metadata_of(
+    now_ms: int,
+    expect: Sequence[str] | int | None,
+    timeout: Duration | None,
+    min_agents: int | None,
+    profile: str | None,
+    pattern: str,
+) -> Metadata:
+    """What a new correlation agrees on."""
+    given = None if profile is None else profile_of(profile)
+    if expect is None and given is not None:
+        expect = given.agents
+    names: Items[str] = []
+    if isinstance(expect, int) and not isinstance(expect, bool):
+        needed = expect
+    elif isinstance(expect, Sequence) and not isinstance(expect, str):
+        names = [*expect]
+        needed = len(names)
+        for name in names:
+            check_agent(name)
+        if len(set(names)) != needed:
+            raise InvalidInput(f"expect names an agent twice: {names!r:.200}")
+    else:
+        raise InvalidInput("expect is a list of agents' names, or how many agents are needed")
+    if not 0 < needed <= AGENTS_MAX:
+        raise InvalidInput(f"a correlation expects between 1 and {AGENTS_MAX} agents, not {needed}")
+    if min_agents is not None and (type(min_agents) is not int or not 0 < min_agents <= needed):
+        raise InvalidInput(f"min_agents is between 1 and the {needed} that are expected, not {min_agents!r}")
+    if pattern not in PATTERNS:
+        raise InvalidInput(f"there is no pattern {pattern!r:.60}; there are {', '.join(PATTERNS)}")
+    timeout_ms = TIMEOUT_MS if given is None else given.timeout_ms
+    if timeout is not None:
+        timeout_ms = duration_ms(timeout, name="timeout")
+    now = as_datetime(now_ms)
+    return Metadata(now, now, names, as_datetime(now_ms + timeout_ms), pattern, needed, min_agents)
+
+
+def _agreed(metadata: Metadata) -> dict[str, Any]:
+    """What must be the same for it to be the same correlation; the times differ."""
+    return {
+        "expect": metadata.expected_agents or metadata.needed,
+        "min_agents": metadata.min_agents,
+        "pattern": metadata.orchestration_pattern,
+        "timeout": (metadata.timeout_at - metadata.created_at).total_seconds(),
+    }

@@ -1,0 +1,168 @@
+"""From the signals of one correlation to its decision: what is read, what the strategy is asked, what is told of it.
+
+A `Case` is all that the decision rests on, read after the claim, when nothing of it can change any more. `conclude` asks the
+strategy, if there are signals enough, and puts decision, merged context and the facts for the audit together. It writes nothing.
+
+Signals enough: all; or at least `min_agents` when the time is over; or any at all when somebody asked to decide now. Otherwise the
+decision is `{action: timeout, reason, partial_signals, missing_signals}` and the correlation has failed. So it has when
+the strategy raises: its action is then `error`, and its reason `merge_failed`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from holdfast.clock import as_datetime
+from holdfast.codec import decode, encode
+from holdfast.errors import Error, InvalidInput
+from holdfast.ids import new_id
+from holdfast.layers.correlation_entries import CONTEXTS, SIGNALS, Audit, Decision, State, Status, millis
+from holdfast.layers.merging import Merged, Question, Strategy, merged_of, number
+from holdfast.layers.patterns import called, timeout_decision
+from holdfast.layers.scope import Scope
+from holdfast.layers.sections import SOLE, Sections
+from holdfast.layers.signals import sent_of
+
+ERROR_CHARS_MAX: Final = 500
+ENTRIES_MAX: Final = 1000
+"""Sections looked at; no honest correlation has more than AGENTS_MAX."""
+
+log = logging.getLogger("holdfast.orchestrator")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A claimed correlation, with all there is to decide it by."""
+
+    state: State
+    signals: dict[str, dict[str, Any]]
+    """By agent, in the order in which they came."""
+    context: dict[str, Any] | None
+    entries: list[str]
+    """The keys of what is told by the state from the decision on, and goes."""
+    forced: bool = False
+    broken: str | None = None
+    """Why nobody should ask the strategy any more."""
+
+    @property
+    def missing(self) -> list[str]:
+        return [agent for agent in self.state.metadata.expected_agents if agent not in self.signals]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.signals) >= self.state.metadata.needed
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is something to merge."""
+        if self.complete or self.forced:
+            return bool(self.signals)
+        least = self.state.metadata.min_agents
+        return least is not None and len(self.signals) >= least
+
+    @property
+    def timed_out(self) -> bool:
+        return not self.complete and self.state.claim is not None and self.state.claim.timed_out
+
+    def abandoned(self) -> Case:
+        """Too many orchestrators have ended in the middle of it."""
+        return replace(self, broken="orchestration_abandoned")
+
+
+async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
+    """What a claimed correlation has."""
+    sections = Sections(scope, SIGNALS, state.corr_id)
+    [context] = await scope.engine.get(scope.space, [CONTEXTS + state.corr_id])
+    keys = [] if context is None else [context.key]
+    found: list[tuple[int, str, dict[str, Any]]] = []
+    page = await scope.engine.scan(scope.space, sections.prefix, limit=ENTRIES_MAX)
+    for entry in page.entries:
+        keys.append(entry.key)
+        agent, _, instance = entry.key[len(sections.prefix) :].partition("/")
+        sent = sent_of(decode(entry.value))
+        if instance == SOLE and sent is not None and sent.run == state.run and state.expects(agent):
+            found.append((entry.version, agent, sent.signal))
+    signals = {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
+    return Case(state, signals, None if context is None else decode(context.value, dict), keys, forced)
+
+
+async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> Decision:
+    """The decision."""
+    state, claim = case.state, case.state.claim
+    errors = 0 if claim is None else claim.attempt - 1
+    status: Status = "failed"
+    if case.broken is not None:
+        merged = _failed(case.broken, "orchestrators ended while they were deciding it")
+    elif not case.enough:
+        reason = "workflow_timeout" if case.timed_out else "signals_missing"
+        lacking = state.metadata.needed - len(case.signals)
+        merged = Merged({**timeout_decision([*case.signals], case.missing, lacking), "reason": reason})
+    else:
+        try:
+            question = Question(
+                state.corr_id, tuple(state.metadata.expected_agents), tuple(case.missing), case.timed_out
+            )
+            merged = _checked(merged_of(await called(strategy, case.signals, question)))
+            status = "completed"
+        except Exception as exc:  # a strategy is anybody's; whatever it raises is its answer
+            log.warning("merging correlation %s by %s failed: %s", state.corr_id, merge, exc)
+            merged, errors = _failed("merge_failed", f"{type(exc).__name__}: {exc}"), errors + 1
+    now = scope.clock.now_ms()
+    details = dict(merged.decision)
+    return Decision(
+        id=new_id(),
+        corr_id=state.corr_id,
+        run=state.run,
+        status=status,
+        action=details["action"],
+        direction=details.get("direction"),
+        size=number(details, "size", 0),
+        confidence=number(details, "confidence", 0.0),
+        details=details,
+        merged={
+            "corr_id": state.corr_id,
+            "source_signals": _sources(case) if merged.sources is None else dict(merged.sources),
+            "merged_analysis": dict(merged.analysis),
+            "metadata": {
+                "merged_at": as_datetime(now).isoformat(),
+                "orchestrator_version": version,
+                "merge_pattern": merge,
+            },
+        },
+        audit=Audit(
+            input_signals=[*case.signals],
+            missing_signals=case.missing,
+            processing_ms=0 if claim is None else max(now - millis(claim.at), 0),
+            pattern=state.metadata.orchestration_pattern,
+            merge=merge,
+            timed_out=case.timed_out,
+            error_count=errors,
+            orchestrator="" if claim is None else claim.orchestrator,
+            agent=scope.actor,
+        ),
+        decided_at=as_datetime(now),
+    )
+
+
+def _sources(case: Case) -> dict[str, Any]:
+    told = ("agent_version", "enriched_at", "analysis")
+    return {agent: {name: signal[name] for name in told if name in signal} for agent, signal in case.signals.items()}
+
+
+def _failed(reason: str, error: str) -> Merged:
+    return Merged({"action": "error", "reason": reason, "error": error[:ERROR_CHARS_MAX]})
+
+
+def _checked(merged: Merged) -> Merged:
+    """What can be kept; whatever cannot be JSON, or is no decision, is the strategy's error."""
+    try:
+        decision, analysis, sources = decode(encode([merged.decision, merged.analysis, merged.sources]), list)
+    except Error as exc:
+        raise InvalidInput(f"what the strategy gave cannot be stored: {exc}") from exc
+    number(decision, "size", 0)
+    number(decision, "confidence", 0.0)
+    if not isinstance(decision.get("direction"), str | None):
+        raise InvalidInput("a decision's direction is text or null")
+    return Merged(decision, analysis, sources)

@@ -1,0 +1,415 @@
+"""Orchestrators: any number of them run, and each correlation is decided once.
+
+    orchestrator = space.orchestrator(merge="momentum_risk_fusion", on_decision=publish)
+    await orchestrator.run()
+
+An orchestrator lives as long as its lease, `correlations/orchestrators/<id>`, and everything it writes is conditional on it. It
+follows the feed (`agenda.py`), and when a correlation is due it takes three steps:
+
+1. Claim: the state goes to orchestrating, by compare-and-set. Of several one wins. From here on no signal comes in.
+2. Merge: read signals and context, ask the strategy (`merging.py`). Nothing is written.
+3. Decide, in one commit: the state with its signals and its retention, the decision with the merged context and how it came
+   about, the entry in the outbox, the end of the index entry and of the signals' own entries.
+
+Then the decision is published: `on_decision` is called, and the outbox entry removed. The decision is in the outbox once, from
+the commit that made it, and the orchestrator that made it is the one to publish it as long as its lease lives.
+
+How it fails. One that dies, at any point, loses its lease; another takes over what it had claimed, and publishes what it left in
+the outbox. If it died after `on_decision` had done its work and before that was noted, `on_decision` is called again: with
+the same `decision.id`, by which whoever receives it can tell. One that was paused past its lease is refused by the store. A
+strategy that raises fails the correlation, with the error in the decision. So does one that takes its process down
+ATTEMPTS_MAX times. An `on_decision` that raises is called again after a pause that grows to PUBLISH_MS_MAX; it must not block
+the event loop for the length of a lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.clock import as_datetime, sleep_or
+from holdfast.codec import decode, encode
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Absent, Delete, Entry, Operation, Put, VersionIs, cursor_at
+from holdfast.errors import (
+    Compacted,
+    Conflict,
+    Error,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    RateLimitExceeded,
+    Unavailable,
+)
+from holdfast.ids import new_id
+from holdfast.layers.agenda import OPEN_MAX, SIGNALLED, Agenda, ToDecide, ToPublish
+from holdfast.layers.correlation_entries import (
+    MADE,
+    OPEN,
+    ORCHESTRATORS,
+    OUTBOX,
+    STATES,
+    Claim,
+    Decision,
+    Metadata,
+    State,
+    check_id,
+    due_key,
+    kept_ms,
+    state_of,
+    tag_of,
+)
+from holdfast.layers.deciding import Case, conclude, read_case
+from holdfast.layers.leases import Lease
+from holdfast.layers.locks import Coordination
+from holdfast.layers.merging import Strategy, strategy_of
+from holdfast.layers.patterns import called
+from holdfast.layers.scope import Scope
+
+LEASE_MS: Final = 10_000
+WORK_MAX: Final = 64
+"""Correlations an orchestrator works at, at once."""
+ATTEMPTS_MAX: Final = 5
+"""Orchestrators that may end in the middle of one correlation before it is failed."""
+RETRY_MS: Final = 200
+PUBLISH_MS_MAX: Final = 60_000
+STOP_S_MAX: Final = 10.0
+"""How long stopping waits for what is being decided."""
+FOLLOWED: Final = (ORCHESTRATORS, STATES, SIGNALLED, OUTBOX)
+PASSING: Final = (Unavailable, OutcomeUnknown, Compacted, LeaseLost, RateLimitExceeded)
+"""What may be otherwise the next time."""
+
+OnDecision = Callable[[Decision], Any]
+
+log = logging.getLogger("holdfast.orchestrator")
+
+
+class Term:
+    """One life of an orchestrator: from its lease to the end of it."""
+
+    def __init__(self, id: str, lease: Lease, agenda: Agenda) -> None:
+        self.id = id
+        self.lease = lease
+        self.agenda = agenda
+        self.scope = lease.guarding()
+        self.news = asyncio.Event()
+        self.tasks: set[asyncio.Task[None]] = set()
+        lease.tell(self.news)
+
+    @property
+    def lost(self) -> bool:
+        return self.lease.lost.is_set()
+
+
+class Orchestrator:
+    """Decides correlations. Made by `space.orchestrator`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        coordination: Coordination,
+        *,
+        merge: str | Strategy,
+        strategies: Mapping[str, Strategy] | None,
+        on_decision: OnDecision | None,
+        publish: bool | None,
+        lease_ms: int,
+        version: str,
+    ) -> None:
+        self.merge, self._strategy = strategy_of(merge, strategies)
+        self.decided = 0
+        """Correlations this one has decided."""
+        self.published = 0
+        self._scope = scope
+        self._coordination = coordination
+        self._on_decision = on_decision
+        self._writes_outbox = on_decision is not None if publish is None else publish
+        self._lease_ms = lease_ms
+        self._version = version
+        self._stopping = False
+        self._term: Term | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    # --- its life ---
+
+    async def run(self) -> None:
+        """Decide whatever becomes due, until it is stopped or cancelled."""
+        if not self._ended.is_set():
+            raise InvalidInput("this orchestrator is running already; make another one")
+        self._ended.clear()
+        self._stopping = False
+        try:
+            while not self._stopping:
+                try:
+                    async with self._serving() as term:
+                        await self._serve(term)
+                except PASSING as exc:
+                    log.warning("the orchestrator in %s begins anew: %s", self._scope.space, exc)
+                    clock = self._scope.clock
+                    await clock.sleep_until(clock.now_ms() + RETRY_MS)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Finish what was begun, and return when that is done."""
+        self._stopping = True
+        if self._term is not None:
+            self._term.news.set()
+        await self._ended.wait()
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[Term]:
+        """Hold a lease of one's own as long as this lasts."""
+        scope, id = self._scope, new_id()
+        key, told = ORCHESTRATORS + id, {"agent": scope.actor, "instance": scope.instance, "merge": self.merge}
+        sent_at = scope.clock.now_ms()
+        await scope.commit((Put(key, encode(told), self._lease_ms),), (Absent(key),))
+        lease = self._coordination.leases.keep(scope, key, self._lease_ms, sent_at)
+        term = Term(id, lease, Agenda(id, self._lease_ms, publishes=self._on_decision is not None))
+        try:
+            yield term
+        finally:
+            self._coordination.leases.release(lease)
+            try:
+                await scope.commit((Delete(key),))
+            except Error as exc:
+                log.warning("the lease of an orchestrator ends by itself in %d ms: %s", self._lease_ms, exc)
+
+    async def _serve(self, term: Term) -> None:
+        """Follow the feed and do what is due."""
+        clock, agenda = self._scope.clock, term.agenda
+        self._term = term
+        following = asyncio.ensure_future(self._follow(term, await self._load(term)))
+        following.add_done_callback(lambda _: term.news.set())
+        try:
+            while not self._stopping and not term.lost and not following.done():
+                term.news.clear()
+                for peer in agenda.looks(clock.now_ms()):
+                    await self._look(term, peer)
+                self._begin_due(term)
+                if agenda.overfull and len(agenda) < OPEN_MAX // 2:
+                    raise Compacted("there is room for more open correlations than were read")
+                if not (self._stopping or term.lost or following.done()):
+                    is_full = len(term.tasks) >= WORK_MAX  # then the next one to finish wakes this
+                    await sleep_or(clock, None if is_full else agenda.next_at(), term.news)
+        finally:
+            self._term = None
+            following.cancel()
+            await asyncio.wait([following])
+            await self._wind_up(term)
+        if following.done() and not following.cancelled():
+            following.result()
+
+    async def _wind_up(self, term: Term) -> None:
+        """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
+        if term.tasks and self._stopping and not term.lost:
+            await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
+        for task in term.tasks:
+            task.cancel()
+        if term.tasks:
+            await asyncio.wait(term.tasks)
+
+    async def _load(self, term: Term) -> str:
+        """Read what is there, and give the cursor from which on the feed tells the rest."""
+        found = await self._scope.engine.spaces(self._scope.space)
+        cursor, now = cursor_at(found[0].revision if found else 0), self._scope.clock.now_ms()
+        async for entries in self._pages(ORCHESTRATORS):
+            term.agenda.load(entries, now)
+        async for entries in self._pages(OPEN):
+            keys = [STATES + entry.key[len(OPEN) :].partition("/")[2] for entry in entries]
+            states = await self._scope.engine.get(self._scope.space, keys)
+            term.agenda.load([entry for entry in states if entry is not None], now)
+        for prefix in (SIGNALLED, OUTBOX):
+            async for entries in self._pages(prefix):
+                term.agenda.load(entries, now)
+        return cursor
+
+    async def _pages(self, prefix: str) -> AsyncIterator[list[Entry]]:
+        after = None
+        while True:
+            page = await self._scope.engine.scan(self._scope.space, prefix, after=after, limit=SCAN_MAX // 10)
+            if page.entries:
+                yield page.entries
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    async def _follow(self, term: Term, cursor: str) -> None:
+        clock, agenda = self._scope.clock, term.agenda
+        async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
+            before = agenda.next_at()
+            agenda.apply(commit, clock.now_ms())
+            self._begin_due(term)
+            after = agenda.next_at()
+            if after is not None and (before is None or after < before):
+                term.news.set()  # something is due earlier than what is slept for
+
+    async def _look(self, term: Term, peer: str) -> None:
+        """Whether another orchestrator lives."""
+        [entry] = await self._scope.engine.get(self._scope.space, [ORCHESTRATORS + peer])
+        now = self._scope.clock.now_ms()
+        if entry is None or entry.expires_at is None:
+            term.agenda.gone(peer, now)
+        else:
+            term.agenda.alive(peer, entry.expires_at, now)
+
+    # --- its work ---
+
+    def _begin_due(self, term: Term) -> None:
+        if self._stopping or term.lost:
+            return
+        for work in term.agenda.due(self._scope.clock.now_ms(), WORK_MAX - len(term.tasks)):
+            task = asyncio.ensure_future(self._do(term, work, self._step(term, work)))
+            term.tasks.add(task)
+            task.add_done_callback(lambda done: self._done(term, done))
+
+    def _step(self, term: Term, work: ToDecide | ToPublish) -> Callable[[], Awaitable[object]]:
+        """What to do about it as it is now: the feed may tell that it is another's before the work begins."""
+        if isinstance(work, ToDecide):
+            return partial(self._decide, term, work, work.state, work.version)
+        return partial(self._publish, term, work, work.version, work.claimant)
+
+    def _done(self, term: Term, task: asyncio.Task[None]) -> None:
+        was_full = len(term.tasks) >= WORK_MAX
+        term.tasks.discard(task)
+        if was_full:
+            term.news.set()
+
+    async def _do(self, term: Term, work: ToDecide | ToPublish, step: Callable[[], Awaitable[object]]) -> None:
+        """One piece of work, whatever becomes of it."""
+        clock, retry_ms = self._scope.clock, 0
+        try:
+            await step()
+        except LeaseLost:
+            self._coordination.leases.lose(term.lease)
+        except Conflict as conflict:
+            log.debug("somebody else was faster with %s: %s", work.corr_id, conflict)
+            retry_ms = RETRY_MS
+        except Error as exc:
+            log.warning("correlation %s is tried again: %s", work.corr_id, exc)
+            retry_ms = RETRY_MS
+        except Exception:
+            log.exception("correlation %s failed unexpectedly and is tried again", work.corr_id)
+            retry_ms = RETRY_MS
+        finally:
+            now = clock.now_ms()
+            if retry_ms:
+                work.tries += 1
+                retry_ms = min(retry_ms << min(work.tries, 16), PUBLISH_MS_MAX)
+            term.agenda.release(work, now, now + retry_ms if retry_ms else 0)
+            if retry_ms or term.lost:
+                term.news.set()
+
+    async def _decide(self, term: Term, work: ToDecide, seen: State, version: int, *, forced: bool = False) -> Decision:
+        timed_out = not forced and not work.complete
+        state, version = await self._claim(term, seen, version, timed_out=timed_out)
+        case = await read_case(self._scope, state, forced=forced)
+        if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
+            case = case.abandoned()
+        decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
+        return await self._finish(term, case, version, decision)
+
+    async def _claim(self, term: Term, state: State, version: int, *, timed_out: bool) -> tuple[State, int]:
+        """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
+        now = as_datetime(self._scope.clock.now_ms())
+        attempt = 1 if state.claim is None else state.claim.attempt + 1
+        claimed = State(
+            state.corr_id,
+            "orchestrating",
+            state.run,
+            _updated(state, now),
+            claim=Claim(term.id, attempt, now, timed_out),
+        )
+        put = Put(STATES + state.corr_id, encode(claimed), tag=tag_of("orchestrating"))
+        return claimed, (await term.scope.commit((put,), (VersionIs(put.key, version),))).version
+
+    async def _finish(self, term: Term, case: Case, version: int, decision: Decision) -> Decision:
+        """State, decision, outbox and what goes away: one commit."""
+        state, now = case.state, self._scope.clock.now_ms()
+        ttl_ms = await kept_ms(self._scope, decision.status)
+        finished = State(
+            state.corr_id,
+            decision.status,
+            state.run,
+            _updated(state, as_datetime(now)),
+            signals=case.signals,
+            claim=state.claim,
+            context=case.context,
+        )
+        told = encode(decision)
+        operations: list[Operation] = [
+            Put(STATES + state.corr_id, encode(finished), ttl_ms, tag_of(decision.status)),
+            Put(MADE + state.corr_id, told, ttl_ms),
+            Delete(due_key(state)),
+        ]
+        if self._writes_outbox:
+            operations.append(Put(OUTBOX + state.corr_id, told, tag=term.id))
+        room = OPERATIONS_MAX - len(operations)
+        operations += map(Delete, case.entries[:room])
+        work = None if self._on_decision is None else term.agenda.publishing(state.corr_id, now)
+        try:
+            receipt = await term.scope.commit(tuple(operations), (VersionIs(STATES + state.corr_id, version),))
+        except BaseException:
+            if work is not None:
+                term.agenda.published(work)
+            raise
+        self.decided += 1
+        term.agenda.drop(state.corr_id, receipt.version)
+        if work is not None:
+            work.decision = decision
+            await self._do(term, work, partial(self._publish, term, work, receipt.version, term.id))
+        for start in range(room, len(case.entries), OPERATIONS_MAX):
+            await term.scope.commit(tuple(map(Delete, case.entries[start : start + OPERATIONS_MAX])))
+        return decision
+
+    async def _publish(self, term: Term, work: ToPublish, version: int, claimant: str | None) -> None:
+        """Publish what is in the outbox at this version: one's own, or that of one who is gone."""
+        key = OUTBOX + work.corr_id
+        if work.decision is None:
+            [entry] = await self._scope.engine.get(self._scope.space, [key])
+            if entry is None or entry.version != version:
+                return  # it is another's by now; the feed will tell
+            work.decision = decode(entry.value, Decision)
+        if claimant != term.id:
+            put = Put(key, encode(work.decision), tag=term.id)
+            version = (await term.scope.commit((put,), (VersionIs(key, version),))).version
+        if self._on_decision is not None and not work.told:
+            await called(self._on_decision, work.decision)
+            work.told = True
+            self.published += 1
+        receipt = await term.scope.commit((Delete(key),), (VersionIs(key, version),))
+        term.agenda.published(work, receipt.version)
+
+    async def decide(self, corr_id: str) -> Decision:
+        """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
+        key = STATES + check_id(corr_id)
+        async with self._serving() as term:
+            [entry] = await self._scope.engine.get(self._scope.space, [key])
+            if entry is None:
+                raise NotFound(f"there is no correlation {corr_id!r}")
+            state = state_of(entry)
+            busy = state.claim is not None and not state.finished and await self._lives(state.claim.orchestrator)
+            if state.finished or busy:
+                what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
+                raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
+            work = ToDecide(state)
+            return await self._decide(term, work, state, entry.version, forced=True)
+
+    async def _lives(self, orchestrator: str) -> bool:
+        [entry] = await self._scope.engine.get(self._scope.space, [ORCHESTRATORS + orchestrator])
+        return entry is not None
+
+    def __repr__(self) -> str:
+        return f"<Orchestrator in {self._scope.space!r} by {self.merge}>"
+
+
+def _updated(state: State, now: datetime) -> Metadata:
+    return msgspec.structs.replace(state.metadata, last_updated=now)

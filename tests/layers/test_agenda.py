@@ -1,0 +1,201 @@
+"""The agenda of an orchestrator: what is due when, and for whom first. No store, no clock: only what the feed tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.clock import as_datetime
+from holdfast.codec import encode
+from holdfast.engine import Change, ChangeSet
+from holdfast.layers import agenda as module
+from holdfast.layers.agenda import RANK_MAX, STEP_MS, Agenda, ToDecide, ToPublish
+from holdfast.layers.correlation_entries import (
+    ORCHESTRATORS,
+    OUTBOX,
+    STATES,
+    Claim,
+    Metadata,
+    Sent,
+    State,
+    Status,
+    tag_of,
+)
+
+NOW = 1_750_000_000_000
+LEASE_MS = 10_000
+TIMEOUT_MS = 60_000
+
+
+class Feed:
+    """A feed that agendas are told of."""
+
+    def __init__(self, *agendas: Agenda) -> None:
+        self.agendas = agendas
+        self.version = 0
+
+    def tell(self, *changes: Change, now: int = NOW) -> None:
+        self.version += 1
+        for agenda in self.agendas:
+            agenda.apply(ChangeSet(self.version, now, "x", list(changes)), now)
+
+    def state(self, corr_id: str, status: Status = "collecting", by: str | None = None, now: int = NOW) -> None:
+        metadata = Metadata(as_datetime(NOW), as_datetime(NOW), ["a", "b"], as_datetime(NOW + TIMEOUT_MS), "fan_in", 2)
+        claim = None if by is None else Claim(by, 1, as_datetime(NOW))
+        value = encode(State(corr_id, status, "run", metadata, claim=claim))
+        self.tell(Change("put", STATES + corr_id, True, value, tag=tag_of(status)), now=now)
+
+    def signal(self, corr_id: str, agent: str, run: str = "run", now: int = NOW) -> None:
+        key = f"sections/correlations/{corr_id}/{agent}/-"
+        self.tell(Change("put", key, True, encode(Sent(run, {}))), now=now)
+
+    def lives(self, *orchestrators: str, now: int = NOW) -> None:
+        for each in orchestrators:
+            self.tell(Change("put", ORCHESTRATORS + each, True, b"{}"), now=now)
+
+    def dies(self, orchestrator: str, now: int = NOW) -> None:
+        self.tell(Change("expire", ORCHESTRATORS + orchestrator, False), now=now)
+
+
+def one() -> tuple[Agenda, Feed]:
+    agenda = Agenda("me", LEASE_MS, publishes=True)
+    return agenda, Feed(agenda)
+
+
+def ids(work: list[Any]) -> list[str]:
+    return [each.corr_id for each in work]
+
+
+def test_a_correlation_is_due_when_its_last_signal_is_there() -> None:
+    agenda, feed = one()
+    feed.state("c")
+    feed.signal("c", "a")
+    feed.signal("c", "a")
+    feed.signal("c", "stranger")
+    feed.signal("c", "b", run="an earlier one")
+    assert agenda.due(NOW, 9) == []
+    feed.signal("c", "b")
+    assert ids(agenda.due(NOW, 9)) == ["c"]
+    assert agenda.due(NOW, 9) == [], "it is under way"
+
+
+def test_without_its_signals_it_is_due_at_its_timeout() -> None:
+    agenda, feed = one()
+    feed.state("c")
+    assert agenda.next_at() == NOW + TIMEOUT_MS
+    assert agenda.due(NOW + TIMEOUT_MS - 1, 9) == []
+    [work] = agenda.due(NOW + TIMEOUT_MS, 9)
+    assert isinstance(work, ToDecide)
+    assert not work.complete
+
+
+def test_what_is_finished_or_gone_is_never_due() -> None:
+    agenda, feed = one()
+    for corr_id in ("c", "d"):
+        feed.state(corr_id)
+        feed.signal(corr_id, "a")
+        feed.signal(corr_id, "b")
+    feed.state("c", "completed")
+    feed.tell(Change("delete", STATES + "d", False))
+    feed.signal("c", "a")
+    assert (agenda.due(NOW + TIMEOUT_MS, 9), len(agenda), agenda.next_at()) == ([], 0, None)
+
+
+def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:
+    many = [Agenda(f"o{number}", LEASE_MS, publishes=False) for number in range(20)]
+    feed = Feed(*many)
+    feed.lives(*(each.me for each in many))
+    for number in range(100):
+        feed.state(f"c{number}")
+        feed.signal(f"c{number}", "a")
+        feed.signal(f"c{number}", "b")
+    at_once = [ids(each.due(NOW, 1000)) for each in many]
+    assert sorted(each for some in at_once for each in some) == sorted(f"c{number}" for number in range(100)), (
+        "each is one orchestrator's"
+    )
+    assert max(map(len, at_once)) < 30, "and they share the work"
+    assert sum(len(each.due(NOW + STEP_MS, 1000)) for each in many) == 100
+    everybody = [len(each.due(NOW + STEP_MS * RANK_MAX, 1000)) for each in many]
+    assert sum(everybody) == 20 * 100 - 200, "in the end everybody would"
+
+
+def test_what_another_claimed_is_left_to_it_until_it_is_gone() -> None:
+    agenda, feed = one()
+    feed.lives("me", "peer")
+    feed.state("c", "orchestrating", by="peer")
+    feed.tell(Change("put", OUTBOX + "p", True, b"{}", tag="peer"))
+    assert agenda.due(NOW + TIMEOUT_MS, 9) == []
+    assert agenda.looks(NOW + LEASE_MS - 1) == []
+    assert agenda.looks(NOW + LEASE_MS) == ["peer"]
+    agenda.alive("peer", NOW + 2 * LEASE_MS, NOW + LEASE_MS)
+    assert agenda.looks(NOW + LEASE_MS) == []
+    feed.dies("peer", now=NOW + 2 * LEASE_MS)
+    assert sorted(ids(agenda.due(NOW + 2 * LEASE_MS, 9))) == ["c", "p"]
+
+
+def test_a_claim_of_one_that_nobody_knows_is_free() -> None:
+    agenda, feed = one()
+    feed.state("c", "orchestrating", by="long gone")
+    assert ids(agenda.due(NOW, 9)) == ["c"]
+
+
+def test_who_should_have_acted_and_did_not_is_looked_at() -> None:
+    agenda, feed = one()
+    feed.lives("me", *(f"dead{number}" for number in range(50)))
+    feed.state("c")
+    feed.signal("c", "a")
+    feed.signal("c", "b")
+    later = NOW + STEP_MS * RANK_MAX
+    assert ids(agenda.due(later, 9)) == ["c"]
+    assert len(agenda.looks(later)) > 10
+    for peer in agenda.looks(later):
+        agenda.gone(peer, later)
+    assert agenda.looks(later) == []
+
+
+def test_what_this_process_did_itself_is_no_news() -> None:
+    """The feed tells of the claim, the outbox and the end when all of it is over."""
+    agenda, feed = one()
+    feed.state("c")
+    feed.signal("c", "a")
+    feed.signal("c", "b")
+    [work] = agenda.due(NOW, 9)
+    publishing = agenda.publishing("c", NOW)
+    agenda.drop("c", 5)
+    agenda.published(publishing, 6)
+    agenda.release(work, NOW)
+    agenda.release(publishing, NOW)
+    feed.state("c", "orchestrating", by="me")
+    feed.tell(
+        Change("put", OUTBOX + "c", True, b"{}", tag="me"), Change("put", STATES + "c", True, tag=tag_of("completed"))
+    )
+    assert (agenda.due(NOW + TIMEOUT_MS, 9), len(agenda), agenda._settled) == ([], 0, {OUTBOX + "c": 6})
+    feed.tell(Change("delete", OUTBOX + "c", False))
+    assert (agenda.due(NOW + TIMEOUT_MS, 9), agenda._settled, agenda.next_at()) == ([], {}, None)
+
+
+def test_ones_own_that_failed_is_tried_again_later() -> None:
+    agenda, feed = one()
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="me"))
+    [work] = agenda.due(NOW, 9)
+    assert isinstance(work, ToPublish)
+    agenda.release(work, NOW, NOW + 500)
+    assert agenda.next_at() == NOW + 500
+    assert agenda.due(NOW + 499, 9) == []
+    assert ids(agenda.due(NOW + 500, 9)) == ["c"]
+
+
+def test_only_so_much_is_begun_as_there_is_room_for() -> None:
+    agenda, feed = one()
+    for number in range(5):
+        feed.state(f"c{number}", "orchestrating", by="long gone")
+    assert [len(agenda.due(NOW, 2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_the_picture_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_MAX", 3)
+    agenda, feed = one()
+    for number in range(5):
+        feed.state(f"c{number}")
+    assert (len(agenda), agenda.overfull) == (3, True)
