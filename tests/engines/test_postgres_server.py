@@ -219,6 +219,23 @@ async def test_sync_is_sync_although_the_role_commits_asynchronously(url: str) -
     assert findings["synchronous_commit"].level == "note"
 
 
+async def test_a_batch_reads_what_it_replaces_and_not_the_space_around_it(url: str, schema: str) -> None:
+    """Also before the table has statistics, and with plans that were made when it was empty."""
+    async with opened(url) as engine:
+
+        async def replace_two(times: int) -> None:
+            for n in range(times):
+                await engine.commit(SPACE, Batch("a", tuple(Put(f"records/{key}", b"%d" % n) for key in "ab")))
+
+        await replace_two(3)
+        for start in range(0, 2000, 100):
+            keys = range(start, start + 100)
+            await engine.commit(SPACE, Batch("a", tuple(Put(f"records/n{key:04}", b"1") for key in keys)))
+        await replace_two(30)
+    rows = await shell(url, f"SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = '{schema}'")
+    assert rows[0][0] < 10_000
+
+
 async def test_the_doctor_finds_nothing_wrong_and_names_what_it_looked_at(url: str) -> None:
     async with opened(url) as engine:
         await put(engine, b"1")

@@ -247,8 +247,8 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         _more_bytes := _more_bytes || _held.less_bytes;
     END IF;
     IF cardinality(_ids) > 0 THEN
-        PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) JOIN requests AS known
-            ON known.space = _space AND known.actor = asked.actor AND known.id = asked.id;
+        PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) CROSS JOIN LATERAL (
+            SELECT FROM requests WHERE space = _space AND actor = asked.actor AND id = asked.id LIMIT 1) AS known;
         IF found THEN
             outcome := {REPEATED}; RETURN NEXT; RETURN;
         END IF;
@@ -264,13 +264,14 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
     END IF;
     IF _unsure THEN
-        DELETE FROM entries USING (
-            SELECT gone.key, e.version FROM unnest(_gone_keys) AS gone (key) CROSS JOIN LATERAL (
-                SELECT version FROM entries WHERE space = _space AND key = gone.key {_NEWEST}) AS e) AS old
-            WHERE entries.space = _space AND entries.key = old.key AND entries.version = old.version;
+        DELETE FROM entries WHERE ctid = ANY (ARRAY(
+            SELECT e.ctid FROM unnest(_gone_keys) AS gone (key) CROSS JOIN LATERAL (
+                SELECT ctid FROM entries WHERE space = _space AND key = gone.key {_NEWEST}) AS e));
     ELSIF cardinality(_gone) > 0 THEN
-        DELETE FROM entries USING unnest(_gone_keys, _gone) AS old (key, version)
-            WHERE entries.space = _space AND entries.key = old.key AND entries.version = old.version;
+        -- Not a join: before the table has statistics, that may be planned as a walk through the whole space.
+        DELETE FROM entries WHERE ctid = ANY (ARRAY(
+            SELECT e.ctid FROM unnest(_gone_keys, _gone) AS old (key, version) CROSS JOIN LATERAL (
+                SELECT ctid FROM entries WHERE space = _space AND key = old.key AND version = old.version LIMIT 1) AS e));
     END IF;
     IF cardinality(_keys) > 0 THEN
         INSERT INTO entries

@@ -79,7 +79,8 @@ REQUESTS: Final = statement(
     "requests",
     """
     SELECT asked.actor, asked.id, f.* FROM unnest($2::text[], $3::text[]) AS asked (actor, id)
-    JOIN requests AS r ON r.space = $1::int4 AND r.actor = asked.actor AND r.id = asked.id
+    CROSS JOIN LATERAL (
+        SELECT version FROM requests WHERE space = $1::int4 AND actor = asked.actor AND id = asked.id LIMIT 1) AS r
     CROSS JOIN LATERAL (
         SELECT revision, time, commits FROM feed WHERE space = $1 AND revision >= r.version
         ORDER BY revision, step LIMIT 1) AS f
@@ -95,9 +96,10 @@ SEARCH: Final = statement(
 FORGET: Final = statement(
     "forget",
     """
-    DELETE FROM requests USING unnest($2::text[], $3::text[], $4::int8[]) AS old (actor, id, version)
-    WHERE requests.space = $1::int4 AND requests.actor = old.actor AND requests.id = old.id
-        AND requests.version = old.version
+    DELETE FROM requests WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid FROM unnest($2::text[], $3::text[], $4::int8[]) AS old (actor, id, version) CROSS JOIN LATERAL (
+            SELECT ctid FROM requests WHERE space = $1::int4 AND actor = old.actor AND id = old.id
+                AND version = old.version LIMIT 1) AS r))
     """,
 )
 WRITER: Final = statement(
