@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Receipt
+from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Present, Receipt
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 
@@ -27,7 +27,7 @@ class Scope:
     clock: Clock
     retention: Retention
     redaction: Redaction
-    guards: tuple[Condition, ...] = ()
+    guards: tuple[Present, ...] = ()
     _durability: list[Durability] = field(default_factory=list)
 
     def commit(
@@ -57,6 +57,6 @@ class Scope:
             self._durability.append(found[0].durability)
         return self._durability[0]
 
-    def guarded(self, *conditions: Condition) -> Scope:
+    def guarded(self, *conditions: Present) -> Scope:
         """The same scope, whose every write also needs these conditions to hold."""
         return replace(self, guards=(*self.guards, *conditions))
