@@ -44,10 +44,11 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.blobs import BlobRef, Blobs
-from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
+from holdfast.layers.locks import Guard, Pool
 from holdfast.layers.records import Record, Records, RecordTransaction
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
+from holdfast.layers.standings import Locks, LockState, Stand
 from holdfast.layers.watching import RecordChange, RecordChanges
 from holdfast.space import Space
 from holdfast.store import Store, open

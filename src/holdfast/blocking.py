@@ -21,11 +21,11 @@ from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
 from holdfast.layers.locks import Guard as _Guard
-from holdfast.layers.locks import Locks as _Locks
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
+from holdfast.layers.standings import Locks as _Locks
 from holdfast.space import Space as _Space
 
 T = TypeVar("T")

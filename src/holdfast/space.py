@@ -15,9 +15,10 @@ from holdfast.identity import check_space as check_space
 from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.lines import LOCKS, Kind
-from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
+from holdfast.layers.locks import Coordination, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.scope import Scope
+from holdfast.layers.standings import Locks
 from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
 

@@ -15,7 +15,8 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 
 A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
 in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
-only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended.
+only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended. A line that nobody
+waits in any more is followed until the second look after that: where there was a waiter there will soon be another.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from holdfast.clock import Clock, sleep_or
-from holdfast.codec import decode
+from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
 from holdfast.errors import Compacted, Error, Unavailable
 from holdfast.keys import Subspace
 
 LOCKS: Final = Subspace("locks")
+PERMITS: Final = Subspace("permits")
+UNITS_MAX: Final = 1_000_000
 Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
 KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
@@ -73,6 +76,12 @@ def place_of(value: bytes) -> Place:
     return place if place.units >= 1 else UNREADABLE
 
 
+def permits_of(entry: Entry) -> int | None:
+    """The size of a line that is stored; None if it cannot be one."""
+    number = integer(entry.value)
+    return number if number is not None and 0 < number <= UNITS_MAX else None
+
+
 def in_turn(places: Iterator[tuple[str, Place]], size: int) -> Iterator[str]:
     """The keys whose turn it is, in a line with so many units to give."""
     left, shared_before = size, False
@@ -100,6 +109,8 @@ class Line:
         """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
         self.turns: dict[str, asyncio.Event] = {}
         """Local waiters."""
+        self.idle = False
+        """Nobody waited here when it was last looked at."""
         self._early: list[tuple[int, Change]] = []
 
     def replace(self, entries: list[Entry], revision: int, now: int) -> None:
@@ -141,6 +152,15 @@ class Lines:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
+    def follows(self, prefix: str) -> bool:
+        """Whether this line is known, and what changes in it will be heard of."""
+        line = self._lines.get(prefix)
+        return line is not None and line.revision >= 0 and bool(self._tasks)
+
+    def crowded(self, prefix: str) -> bool:
+        """Whether somebody is known to stand in this line."""
+        return self.follows(prefix) and bool(self._lines[prefix].places)
+
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""
         now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
@@ -155,19 +175,16 @@ class Lines:
         if line is None:
             line = self._lines[prefix] = Line(prefix, size)
         line.turns[key] = turn
+        line.idle = False
         try:
             if not self._tasks:
                 await self._start()
-            if key not in line.places:
+            if line.revision < 0:
                 await self._read(line)
             line.wake()
             yield
         finally:
             del line.turns[key]
-            if not line.turns and self._lines.get(prefix) is line:
-                del self._lines[prefix]
-            if not self._lines:
-                self.stop()
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -191,6 +208,9 @@ class Lines:
                         if line is not None:
                             line.apply(commit.version, change)
                             line.wake()
+                            if change.expires_at is not None and change.expires_at < line.look_at:
+                                line.look_at = change.expires_at
+                                self._changed.set()
             except Compacted as exc:
                 log.debug("the feed of %s is followed from now: %s", self._space, exc)
                 cursor = await self._now(cursor)
@@ -213,6 +233,9 @@ class Lines:
         while True:
             self._changed.clear()
             now = self._clock.now_ms()
+            self._drop_idle(now)
+            if not self._lines:
+                return self.stop()
             for line in [line for line in self._lines.values() if line.revision >= 0 and line.look_at <= now]:
                 try:
                     await self._read(line)
@@ -221,3 +244,11 @@ class Lines:
                     log.warning("line %s cannot be read and is tried again: %s", line.prefix, exc)
             times = [line.look_at for line in self._lines.values() if line.revision >= 0]
             await sleep_or(self._clock, min(times, default=now + LOOK_MS_MAX), self._changed)
+
+    def _drop_idle(self, now: int) -> None:
+        """Forget the lines in which nobody has waited since the last look."""
+        for prefix, line in list(self._lines.items()):
+            if not line.turns and line.look_at <= now:
+                if line.idle:
+                    del self._lines[prefix]
+                line.idle, line.look_at = True, now + LOOK_MS_MAX
