@@ -244,6 +244,7 @@ async def test_a_turn_is_not_begun_on_a_lease_that_has_ended(space: Space, other
         await soon(until(lambda: lines.follows("locks/lock/l/")))
         line = lines._lines["locks/lock/l/"]
         [(key, turn)] = line.turns.items()
+        await soon(until(lambda: bool(turn._waiters)))  # type: ignore[attr-defined]
         turn.set()  # it hears that it is its turn, and time goes by before it gets to run
         clock.advance("2s")
         await soon(until(lambda: trying.done() or (bool(line.turns) and key not in line.turns)))
