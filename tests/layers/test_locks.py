@@ -6,14 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Stand, Store
-from holdfast.engine import Batch, Engine, Entry, Page, Receipt
+from holdfast.engine import Batch, Change, Engine, Entry, Page, Receipt
 from holdfast.layers.leases import Leases
-from holdfast.layers.lines import Place, in_turn
+from holdfast.layers.lines import Line, Place, in_turn
 from holdfast.layers.locks import Coordination
 from holdfast.middleware.wrapper import Wrapper
 
@@ -536,3 +536,60 @@ async def test_a_store_that_does_not_answer_keeps_nobody_believing_in_a_lease(
         await soon(guard.until_lost())
     with pytest.raises(LeaseLost):
         await guard.space.records.set("k", 1)
+
+
+# --- a line as a process knows it ---
+
+
+def told(op: Literal["push", "delete"], key: str) -> Change:
+    return Change(op, key, op == "push", b'{"instance":"1"}' if op == "push" else b"")
+
+
+def stands(key: str, version: int) -> Entry:
+    return Entry(key, b'{"instance":"1"}', version, "market", 0, 0, 30_000)
+
+
+def test_an_answer_that_is_older_than_the_feed_takes_nothing_back() -> None:
+    """The line is read at revision 3; before the answer is there the feed tells of 4 and 5."""
+    line = Line("l/", 1)
+    line.replace([stands("l/1", 1)], 1, 0)
+    line.readings += 1
+    for version, change in ((3, told("push", "l/2")), (4, told("delete", "l/1")), (5, told("push", "l/3"))):
+        line.apply(version, change)
+    line.turns["l/2"] = turn = asyncio.Event()
+    line.replace([stands("l/1", 1), stands("l/2", 3)], 3, 0)
+    line.read()
+    assert list(line.places) == ["l/2", "l/3"]
+    assert turn.is_set()
+    line.replace([stands("l/1", 1)], 2, 0)  # a reading that was overtaken by another
+    assert list(line.places) == ["l/2", "l/3"]
+
+
+def test_a_line_that_is_read_for_the_first_time_is_as_the_feed_tells_since() -> None:
+    line = Line("l/", 1)
+    line.readings += 1
+    line.apply(2, told("delete", "l/1"))
+    line.apply(3, told("push", "l/2"))
+    line.replace([stands("l/1", 1)], 1, 0)
+    line.read()
+    line.apply(4, told("push", "l/3"))
+    assert list(line.places) == ["l/2", "l/3"]
+
+
+async def test_a_line_that_nobody_waits_in_is_forgotten_after_a_while(
+    space: Space, other: Space, clock: ManualClock
+) -> None:
+    lines = other._coordination.lines(other._scope)
+    for _ in range(2):
+        guard = await space.lock("l").acquire()
+        trying = asyncio.create_task(other.lock("l", wait=None).acquire())
+        await soon(waiting(space, "l", 1))
+        await soon(until(lambda: lines.follows("locks/lock/l/")))
+        await guard.release()
+        await (await soon(trying)).release()
+    assert lines.follows("locks/lock/l/")
+    for _ in range(4):
+        clock.advance("6s")
+        await asyncio.sleep(0.01)
+    assert lines._lines == {}
+    assert lines._tasks == []

@@ -111,25 +111,39 @@ class Line:
         """Local waiters."""
         self.idle = False
         """Nobody waited here when it was last looked at."""
-        self._early: list[tuple[int, Change]] = []
+        self.readings = 0
+        """How often it is being read at this moment."""
+        self._meanwhile: list[tuple[int, Change]] = []
+        """What the feed told since it is being read, or was made: the answer may be older."""
 
     def replace(self, entries: list[Entry], revision: int, now: int) -> None:
-        """The line as it was read at a revision; what the feed told before is kept only if it is newer."""
+        """The line as it was read at a revision; of what the feed told before, the newer part is kept."""
+        if revision < self.revision:
+            return  # another reading came first
         self.revision = revision
         self.places = SortedDict((entry.key, place_of(entry.value)) for entry in entries)
         turns = set(in_turn(iter(self.places.items()), self.size))
         ends = [entry.expires_at for entry in entries if entry.key in turns and entry.expires_at is not None]
         self.look_at = min(max(min(ends, default=0), now + LOOK_MS_MIN), now + LOOK_MS_MAX)
-        early, self._early = self._early, []
-        for version, change in early:
-            self.apply(version, change)
+        for version, change in self._meanwhile:
+            self._place(version, change)
         self.wake()
+
+    def read(self) -> None:
+        """A reading of it is over, with or without an answer."""
+        self.readings -= 1
+        if not self.readings and self.revision >= 0:
+            self._meanwhile.clear()
 
     def apply(self, version: int, change: Change) -> None:
         """One change of the feed."""
-        if self.revision < 0:
-            self._early.append((version, change))
-        elif version > self.revision:
+        if self.revision < 0 or self.readings:
+            self._meanwhile.append((version, change))
+        if self.revision >= 0:
+            self._place(version, change)
+
+    def _place(self, version: int, change: Change) -> None:
+        if version > self.revision:
             if change.exists:
                 self.places[change.key] = place_of(change.value)
             else:
@@ -155,7 +169,7 @@ class Lines:
     def follows(self, prefix: str) -> bool:
         """Whether this line is known, and what changes in it will be heard of."""
         line = self._lines.get(prefix)
-        return line is not None and line.revision >= 0 and bool(self._tasks)
+        return line is not None and line.revision >= 0 and not line.idle and bool(self._tasks)
 
     def crowded(self, prefix: str) -> bool:
         """Whether somebody is known to stand in this line."""
@@ -164,8 +178,12 @@ class Lines:
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""
         now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
-        page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
-        line.replace(page.entries, page.revision, now)
+        line.readings += 1
+        try:
+            page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
+            line.replace(page.entries, page.revision, now)
+        finally:
+            line.read()
         self._changed.set()
 
     @asynccontextmanager
@@ -175,11 +193,12 @@ class Lines:
         if line is None:
             line = self._lines[prefix] = Line(prefix, size)
         line.turns[key] = turn
-        line.idle = False
+        known, line.idle = line.revision >= 0 and not line.idle, False
         try:
             if not self._tasks:
                 await self._start()
-            if line.revision < 0:
+                known = False
+            if not known:
                 await self._read(line)
             line.wake()
             yield
