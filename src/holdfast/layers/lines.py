@@ -16,7 +16,7 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
 in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
 only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended. A line that nobody
-waits in any more is followed until the second look after that: where there was a waiter there will soon be another.
+waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
 KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
 LOOK_MS_MAX: Final = 5_000
+LINGER_MS: Final = 200
+"""How long a line is followed after its last local waiter. Longer than a handover; not long, for the feed tells of every line."""
 PLACE_BYTES_MAX: Final = 4096
 """A longer value is no place. The feed shows values up to a limit, and everybody must see the same."""
 RETRY_MS: Final = 100
@@ -109,8 +111,8 @@ class Line:
         """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
         self.turns: dict[str, asyncio.Event] = {}
         """Local waiters."""
-        self.idle = False
-        """Nobody waited here when it was last looked at."""
+        self.idle_at = 0
+        """Until when it is followed although nobody waits here."""
         self.readings = 0
         """How often it is being read at this moment."""
         self._meanwhile: list[tuple[int, Change]] = []
@@ -165,11 +167,13 @@ class Lines:
         self._lines: dict[str, Line] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._look_at = 0
+        """When lines are looked at next."""
 
     def follows(self, prefix: str) -> bool:
         """Whether this line is known, and what changes in it will be heard of."""
         line = self._lines.get(prefix)
-        return line is not None and line.revision >= 0 and not line.idle and bool(self._tasks)
+        return line is not None and line.revision >= 0 and bool(self._tasks)
 
     def crowded(self, prefix: str) -> bool:
         """Whether somebody is known to stand in this line."""
@@ -193,17 +197,19 @@ class Lines:
         if line is None:
             line = self._lines[prefix] = Line(prefix, size)
         line.turns[key] = turn
-        known, line.idle = line.revision >= 0 and not line.idle, False
         try:
             if not self._tasks:
                 await self._start()
-                known = False
-            if not known:
+            if line.revision < 0:
                 await self._read(line)
             line.wake()
             yield
         finally:
             del line.turns[key]
+            if not line.turns:
+                line.idle_at = self._clock.now_ms() + LINGER_MS
+                if line.idle_at < self._look_at:
+                    self._changed.set()
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -248,11 +254,11 @@ class Lines:
         return cursor_at(found[0].revision if found else 0)
 
     async def _look(self) -> None:
-        """Look at a line anew when a lease in it should have ended."""
+        """Look at a line anew when a lease in it should have ended; forget the lines that nobody waits in."""
         while True:
             self._changed.clear()
             now = self._clock.now_ms()
-            self._drop_idle(now)
+            self._lines = {prefix: line for prefix, line in self._lines.items() if line.turns or line.idle_at > now}
             if not self._lines:
                 return self.stop()
             for line in [line for line in self._lines.values() if line.revision >= 0 and line.look_at <= now]:
@@ -262,12 +268,6 @@ class Lines:
                     line.look_at = now + RETRY_MS
                     log.warning("line %s cannot be read and is tried again: %s", line.prefix, exc)
             times = [line.look_at for line in self._lines.values() if line.revision >= 0]
-            await sleep_or(self._clock, min(times, default=now + LOOK_MS_MAX), self._changed)
-
-    def _drop_idle(self, now: int) -> None:
-        """Forget the lines in which nobody has waited since the last look."""
-        for prefix, line in list(self._lines.items()):
-            if not line.turns and line.look_at <= now:
-                if line.idle:
-                    del self._lines[prefix]
-                line.idle, line.look_at = True, now + LOOK_MS_MAX
+            times += [line.idle_at for line in self._lines.values() if not line.turns]
+            self._look_at = min(times, default=now + LOOK_MS_MAX)
+            await sleep_or(self._clock, self._look_at, self._changed)
