@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
 from holdfast.clock import Clock
 from holdfast.codec import check_json
@@ -55,8 +55,9 @@ from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaEx
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
+from holdfast.middleware.flights import Flight, PlaceFlight
 from holdfast.middleware.grants import Grant, grant_of
-from holdfast.middleware.quotas import Book, Quotas, Tally, landed
+from holdfast.middleware.quotas import Quotas
 from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
@@ -72,8 +73,6 @@ from holdfast.middleware.verbs import (
 
 UNLIMITED: Final = 1 << 63
 """More than any bound, also one that was never read."""
-
-Explaining: TypeAlias = Callable[[Conflict], Error]
 
 log = logging.getLogger("holdfast.policy")
 
@@ -112,68 +111,6 @@ class Policy:
             self._denied(denial)
         except Exception:
             log.exception("a denial could not be told")
-
-
-class Flight:
-    """A commit under way: what it was charged with, and whom to answer when it lands."""
-
-    __slots__ = ("_account", "_amount", "_book", "_keys", "_quotas", "reply")
-
-    def __init__(self, quotas: Quotas, book: Book, account: Tally, amount: int, keys: int = 1) -> None:
-        self._quotas = quotas
-        self._book = book
-        self._account = account
-        self._amount = amount
-        self._keys = keys
-        self.reply: Reply
-        for tally, added in ((book, amount), (account, keys)):
-            tally.begun += added
-            tally.pending += added
-            tally.flying += 1
-
-    def done(self) -> bool:
-        return self.reply.done()
-
-    def cancelled(self) -> bool:
-        return self.reply.cancelled()
-
-    def set_result(self, receipt: Receipt) -> None:
-        self.land()
-        self.reply.set_result(receipt)
-
-    def set_exception(self, error: BaseException) -> None:
-        self.fail(error)
-        self.reply.set_exception(error)
-
-    def fail(self, error: BaseException) -> None:
-        self._quotas.failed(error, [(self._book, self._amount), (self._account, self._keys)])
-        self.land()
-
-    def land(self) -> None:
-        book, account = self._book, self._account
-        book.pending -= self._amount
-        book.flying -= 1
-        account.pending -= self._keys
-        account.flying -= 1
-        if book.drained is not None or account.drained is not None:
-            landed(book)
-            landed(account)
-
-
-class PlaceFlight(Flight):
-    """One in a line, with the conditions that ownership added; who sent it hears of those in words of its own."""
-
-    __slots__ = ("_explained", "sent")
-
-    def __init__(
-        self, quotas: Quotas, book: Book, account: Tally, grown: tuple[int, int], sent: Batch, explained: Explaining
-    ) -> None:
-        super().__init__(quotas, book, account, *grown)
-        self.sent = sent
-        self._explained = explained
-
-    def set_exception(self, error: BaseException) -> None:
-        super().set_exception(self._explained(error) if isinstance(error, Conflict) else error)
 
 
 class PolicedEngine:
