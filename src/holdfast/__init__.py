@@ -55,7 +55,7 @@ from holdfast.layers.correlations import Correlation, Correlations, CorrelationV
 from holdfast.layers.diffs import Difference
 from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
 from holdfast.layers.history import DocumentEvent
-from holdfast.layers.locks import Guard, Locks, LockState, Pool, Stand
+from holdfast.layers.locks import Guard, Pool
 from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
 from holdfast.layers.migration import MigrationFailure, MigrationReport
 from holdfast.layers.orchestrator import Orchestrator
@@ -66,6 +66,7 @@ from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
 from holdfast.layers.retention import Retention
 from holdfast.layers.schemas import RegisteredSchema, Schemas
 from holdfast.layers.session import Session
+from holdfast.layers.standings import Locks, LockState, Stand
 from holdfast.layers.state_type import StateType
 from holdfast.layers.watching import RecordChange, RecordChanges
 from holdfast.middleware.cache_options import Cache, CacheStats

@@ -27,13 +27,13 @@ from holdfast.layers.documents import Document as _Document
 from holdfast.layers.documents import Documents as _Documents
 from holdfast.layers.documents import Locked as _Locked
 from holdfast.layers.locks import Guard as _Guard
-from holdfast.layers.locks import Locks as _Locks
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.layers.schemas import Schemas as _Schemas
+from holdfast.layers.standings import Locks as _Locks
 from holdfast.space import Space as _Space
 
 T = TypeVar("T")

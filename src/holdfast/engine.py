@@ -70,7 +70,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tag: str = ""
 
 
-# --- conditions: they name keys, and all of them hold or the batch is refused ---
+# --- conditions: they name keys, one of them a range, and all of them hold or the batch is refused ---
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent", gc=False):
@@ -104,7 +104,13 @@ class Mine(msgspec.Struct, frozen=True, array_like=True, tag="mine", gc=False):
     key: str
 
 
-Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast | Mine
+class Empty(msgspec.Struct, frozen=True, array_like=True, tag="empty", gc=False):
+    """No entry is under this prefix, which ends in a slash. Its refusal names, and shows, the first one that is."""
+
+    prefix: str
+
+
+Condition: TypeAlias = Absent | Present | VersionIs | ValueIs | AtLeast | Mine | Empty
 
 
 # --- operations, applied in order ---
@@ -460,6 +466,9 @@ def check_batch(batch: Batch) -> int:
     for condition in batch.conditions:
         if not isinstance(condition, Condition):
             raise InvalidInput(f"{condition!r:.60} is not a condition")
+        if isinstance(condition, Empty):
+            check_prefix(condition.prefix)
+            continue
         check_key(condition.key)
         if isinstance(condition, ValueIs):
             size += _check_value(condition.key, condition.value)

@@ -18,7 +18,7 @@ from holdfast.layers.correlation_entries import Decision, check_id
 from holdfast.layers.correlations import Correlation, Correlations, metadata_of
 from holdfast.layers.documents import Document, Documents, Mode
 from holdfast.layers.lines import LOCKS, Kind
-from holdfast.layers.locks import Coordination, Locks, Pool, Wanted, check_units, ttl_of, wait_ms
+from holdfast.layers.locks import Coordination, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.merging import Strategy
 from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
 from holdfast.layers.records import Records, RecordTransaction
@@ -26,6 +26,7 @@ from holdfast.layers.resolutions import Judgement
 from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
+from holdfast.layers.standings import Locks
 from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
 

@@ -25,12 +25,13 @@ from holdfast.layers.blobs import Blobs
 from holdfast.layers.caretaker import Caretaker
 from holdfast.layers.catalogue import Catalogue
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination, Locks
+from holdfast.layers.locks import Coordination
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
 from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, share
+from holdfast.layers.standings import Locks
 from holdfast.layers.transfer import copy_store
 from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.cache import CachedEngine

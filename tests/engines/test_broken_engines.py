@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, ChangeSet, Engine, Entry, Mine, Put, Receipt
+from holdfast.engine import Batch, ChangeSet, Empty, Engine, Entry, Mine, Put, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SqliteEngine
@@ -125,6 +125,16 @@ class LetsAnybodyClaim(MemoryEngine):
         return await super().commit(space, replace(batch, conditions=others))
 
 
+class LooksBeforeItCommits(MemoryEngine):
+    """Finds out whether a range is empty, and then commits: somebody may have come in between."""
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        await super().commit(space, Batch(batch.actor, (), batch.conditions))
+        await asyncio.sleep(0)
+        others = tuple(each for each in batch.conditions if not isinstance(each, Empty))
+        return await super().commit(space, replace(batch, conditions=others))
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is broken, in which engine, and the test of the suite that says so."""
@@ -192,6 +202,12 @@ FAULTS = [
         LetsAnybodyClaim,
         conformance.TestOwnership().test_mine_holds_for_the_owner_and_for_nobody_else,
         fails_with=pytest.fail.Exception,
+    ),
+    Fault(
+        "a range that was empty",
+        LooksBeforeItCommits,
+        conformance.TestEmpty().test_of_many_at_once_one_is_first,
+        fails_with=ValueError,
     ),
 ]
 

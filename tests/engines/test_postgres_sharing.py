@@ -25,7 +25,9 @@ from holdfast.engine import (
     AtLeast,
     Batch,
     ChangeSet,
+    Condition,
     Delete,
+    Empty,
     Increment,
     Mine,
     Operation,
@@ -195,12 +197,23 @@ def random_batch(chance: random.Random, n: int) -> Batch:
         lambda: Delete(chance.choice(keys)),
         lambda: Increment(chance.choice(keys), 1),
         lambda: Push("q/", b"1"),
+        lambda: Push("l/", b"1"),
+        lambda: Take("l/", f"r/{n}/", 9),
         lambda: Take("q/", f"r/{n}/"),
         lambda: Touch("t/lease", chance.choice((60_000, 70_000))),
     ]
-    weights = (8, 3, 1, 2, 2, 1, 1, 1)
+    weights = (8, 3, 1, 2, 2, 1, 1, 1, 1, 1)
     operations = [make() for make in chance.choices(choices, weights, k=chance.randint(1, 2))]
-    chosen = ((), (), (), (Present(keys[0]),), (Absent(keys[1]),), (AtLeast(keys[2], 2),), (Mine(keys[0]),))
+    chosen: list[tuple[Condition, ...]] = [
+        (),
+        (),
+        (),
+        (),
+        (Present(keys[0]),),
+        (Absent(keys[1]),),
+        (AtLeast(keys[2], 2),),
+    ]
+    chosen += [(Mine(keys[0]),), (Empty("l/"),), (Empty(f"r/{n}/"),)]
     conditions = chance.choice(chosen)
     request = f"r{n}" if chance.random() < 0.2 else None
     return Batch(chance.choice(("a", "b")), (*operations, Put(f"u/{n}", b"1")), conditions, request)
@@ -251,9 +264,9 @@ async def test_what_is_written_after_others_is_what_an_evaluation_there_gives(
 
 
 def without_the_lock() -> tuple[str, ...]:
-    tables, functions = postgres_schema.STEPS
+    tables, nothing, functions = postgres_schema.STEPS
     assert functions.count("PERFORM pg_advisory_xact_lock(_class, _space);") == 2
-    return tables, functions.replace("PERFORM pg_advisory_xact_lock(_class, _space);", "")
+    return tables, nothing, functions.replace("PERFORM pg_advisory_xact_lock(_class, _space);", "")
 
 
 @pytest.mark.parametrize("locked", [True, False])

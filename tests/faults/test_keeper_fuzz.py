@@ -18,7 +18,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.engine import Absent, AtLeast, Batch, Delete, Increment, Mine, Push, Put, Take, Touch, ValueIs, VersionIs
+from holdfast.engine import (
+    Absent,
+    AtLeast,
+    Batch,
+    Delete,
+    Empty,
+    Increment,
+    Mine,
+    Push,
+    Put,
+    Take,
+    Touch,
+    ValueIs,
+    VersionIs,
+)
 from holdfast.engines.remote import RemoteEngine
 from holdfast.ids import new_id
 from holdfast.testing.servers.keeper import KeeperServer
@@ -63,6 +77,7 @@ CONDITIONS = (
     ValueIs("records/a", b"1"),
     AtLeast("records/n", 1),
     Mine("x/y"),
+    Empty("locks/lock/l/"),
 )
 SEEDS: tuple[Message, ...] = (
     Hello(PROTOCOL, "hf_wrong", "fuzz"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import pytest
 
-from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Store
-from holdfast.engine import Receipt
-from holdfast.layers.lines import Place, in_turn
+from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Stand, Store
+from holdfast.engine import Batch, Change, Engine, Entry, Page, Receipt
+from holdfast.layers.leases import Leases
+from holdfast.layers.lines import Line, Place, in_turn
+from holdfast.layers.locks import Coordination
+from holdfast.middleware.wrapper import Wrapper
 
 T = TypeVar("T")
 DEADLINE_S = 20
@@ -32,6 +37,57 @@ async def waiting(space: Space, name: str, count: int) -> None:
         if states and len(states[0].waiters) == count:
             return
         await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+async def shown_since(space: Space, at_ms: int) -> Stand:
+    """The holder, when it is shown to hold since then: that is written while it goes on."""
+    while True:
+        [state] = await space.locks.list()
+        [holder] = state.holders
+        if holder.since.timestamp() * 1000 == at_ms:
+            return holder
+        await asyncio.sleep(0)
+
+
+class Counted(Wrapper):
+    """What the engine is asked."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.asked: Counter[str] = Counter()
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        self.asked["commit"] += 1
+        return await self.inner.commit(space, batch)
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        self.asked["read"] += 1
+        return await self.inner.get(space, keys)
+
+    async def scan(self, space: str, prefix: str, **how: Any) -> Page:  # type: ignore[override]
+        self.asked["read"] += 1
+        return await self.inner.scan(space, prefix, **how)
+
+
+Counting = Callable[[Space], tuple[Counted, Space]]
+
+
+@pytest.fixture
+async def counting(clock: ManualClock) -> AsyncIterator[Counting]:
+    """The same space through an engine that counts, with nothing known of any line."""
+    coordination = Coordination(Leases(clock))
+
+    def made(space: Space) -> tuple[Counted, Space]:
+        counted = Counted(space._scope.engine)
+        return counted, Space(replace(space._scope, engine=counted), space._blob_folder, coordination)
+
+    yield made
+    await coordination.close()
 
 
 # --- one holder ---
@@ -140,6 +196,63 @@ async def test_one_release_wakes_one_waiter(space: Space, other: Space, monkeypa
         await (await soon(task)).release()
 
 
+async def test_a_free_lock_is_two_commits_and_no_read(space: Space, counting: Counting) -> None:
+    counted, view = counting(space)
+    for name in ("a", "b", "a"):
+        for wanted in (view.lock(name), view.lock(name, wait="1s"), view.write_lock(name), view.election(name)):
+            async with wanted:
+                pass
+            assert counted.asked == {"commit": 2}
+            counted.asked.clear()
+
+
+async def test_a_refusal_is_one_question_and_writes_nothing(space: Space, other: Space, counting: Counting) -> None:
+    counted, view = counting(other)
+    async with space.lock("l"):
+        before = (await space.info()).revision
+        with pytest.raises(LockAcquisitionError, match="held by market") as caught:
+            await view.lock("l").acquire()
+        assert caught.value.actual is not None
+        assert caught.value.actual.owner == "market"
+        assert (counted.asked, (await space.info()).revision) == ({"commit": 1}, before)
+
+
+async def test_a_lock_that_goes_from_hand_to_hand_is_two_commits_a_turn_and_no_read(
+    space: Space, counting: Counting
+) -> None:
+    counted, view = counting(space)
+    turns, tasks = 10, 6
+    inside: list[int] = []
+
+    async def work(number: int) -> None:
+        for _ in range(turns):
+            async with view.lock("l", wait=None):
+                inside.append(number)
+                assert inside == [number]
+                inside.clear()
+
+    await soon(asyncio.gather(*(work(number) for number in range(tasks))))
+    assert counted.asked["commit"] <= 2 * turns * tasks + 3 * tasks  # at the ends one may find nobody there, in vain
+    assert counted.asked["read"] <= 2 * tasks  # to know the line
+
+
+async def test_a_turn_is_not_begun_on_a_lease_that_has_ended(space: Space, other: Space, clock: ManualClock) -> None:
+    async with space.lock("l", ttl="100s"):
+        trying = asyncio.create_task(other.lock("l", ttl="2s", wait=None).acquire())
+        await soon(waiting(space, "l", 1))
+        lines = other._coordination.lines(other._scope)
+        await soon(until(lambda: lines.follows("locks/lock/l/")))
+        line = lines._lines["locks/lock/l/"]
+        [(key, turn)] = line.turns.items()
+        await soon(until(lambda: bool(turn._waiters)))  # type: ignore[attr-defined]
+        turn.set()  # it hears that it is its turn, and time goes by before it gets to run
+        clock.advance("2s")
+        await soon(until(lambda: trying.done() or (bool(line.turns) and key not in line.turns)))
+        assert not trying.done()
+        trying.cancel()
+        await asyncio.gather(trying, return_exceptions=True)
+
+
 # --- leases and fencing ---
 
 
@@ -235,11 +348,11 @@ async def test_a_turn_begins_with_a_whole_ttl(space: Space, other: Space, clock:
     await soon(waiting(space, "l", 1))
     clock.advance("2s")
     await guard.release()
-    await soon(trying)
-    [state] = await space.locks.list()
-    assert state.holders[0].expires_at is not None
-    assert state.holders[0].expires_at.timestamp() * 1000 == clock.now_ms() + 9000
-    assert state.holders[0].since.timestamp() * 1000 == clock.now_ms()
+    held = await soon(trying)
+    holder = await soon(shown_since(space, clock.now_ms()))
+    assert holder.expires_at is not None
+    assert holder.expires_at.timestamp() * 1000 == clock.now_ms() + 9000
+    assert holder.token == held.token
 
 
 async def test_a_lock_is_seen_with_holder_token_and_waiters_in_order(space: Space, other: Space, store: Store) -> None:
@@ -423,3 +536,60 @@ async def test_a_store_that_does_not_answer_keeps_nobody_believing_in_a_lease(
         await soon(guard.until_lost())
     with pytest.raises(LeaseLost):
         await guard.space.records.set("k", 1)
+
+
+# --- a line as a process knows it ---
+
+
+def told(op: Literal["push", "delete"], key: str) -> Change:
+    return Change(op, key, op == "push", b'{"instance":"1"}' if op == "push" else b"")
+
+
+def stands(key: str, version: int) -> Entry:
+    return Entry(key, b'{"instance":"1"}', version, "market", 0, 0, 30_000)
+
+
+def test_an_answer_that_is_older_than_the_feed_takes_nothing_back() -> None:
+    """The line is read at revision 3; before the answer is there the feed tells of 4 and 5."""
+    line = Line("l/", 1)
+    line.replace([stands("l/1", 1)], 1, 0)
+    line.readings += 1
+    for version, change in ((3, told("push", "l/2")), (4, told("delete", "l/1")), (5, told("push", "l/3"))):
+        line.apply(version, change)
+    line.turns["l/2"] = turn = asyncio.Event()
+    line.replace([stands("l/1", 1), stands("l/2", 3)], 3, 0)
+    line.read()
+    assert list(line.places) == ["l/2", "l/3"]
+    assert turn.is_set()
+    line.replace([stands("l/1", 1)], 2, 0)  # a reading that was overtaken by another
+    assert list(line.places) == ["l/2", "l/3"]
+
+
+def test_a_line_that_is_read_for_the_first_time_is_as_the_feed_tells_since() -> None:
+    line = Line("l/", 1)
+    line.readings += 1
+    line.apply(2, told("delete", "l/1"))
+    line.apply(3, told("push", "l/2"))
+    line.replace([stands("l/1", 1)], 1, 0)
+    line.read()
+    line.apply(4, told("push", "l/3"))
+    assert list(line.places) == ["l/2", "l/3"]
+
+
+async def test_a_line_that_nobody_waits_in_is_forgotten_after_a_while(
+    space: Space, other: Space, clock: ManualClock
+) -> None:
+    lines = other._coordination.lines(other._scope)
+    for _ in range(2):
+        guard = await space.lock("l").acquire()
+        trying = asyncio.create_task(other.lock("l", wait=None).acquire())
+        await soon(waiting(space, "l", 1))
+        await soon(until(lambda: lines.follows("locks/lock/l/")))
+        await guard.release()
+        await (await soon(trying)).release()
+    assert lines.follows("locks/lock/l/")
+    for _ in range(4):
+        clock.advance("6s")
+        await asyncio.sleep(0.01)
+    assert lines._lines == {}
+    assert lines._tasks == []

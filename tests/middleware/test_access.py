@@ -17,6 +17,7 @@ from holdfast.engine import (
     AtLeast,
     Batch,
     Delete,
+    Empty,
     Increment,
     Mine,
     Present,
@@ -89,7 +90,12 @@ async def test_a_condition_reads_its_key() -> None:
     keeper = Keeper(allowing("Set", "CompareAndSwap", "Transaction"))
     await keeper.admin.commit(SPACE, batch("root", Put("records/secret", b'"42"')))
     keeper.witness.seen.clear()
-    for probe in (ValueIs("records/secret", b'"41"'), Present("records/secret"), AtLeast("records/secret", 1)):
+    for probe in (
+        ValueIs("records/secret", b'"41"'),
+        Present("records/secret"),
+        AtLeast("records/secret", 1),
+        Empty("records/"),
+    ):
         with pytest.raises(AccessDenied, match="Get"):
             await keeper.engine_of("a").commit(SPACE, batch("a", when=(probe,)))
         with pytest.raises(AccessDenied, match="Get"):
@@ -109,6 +115,8 @@ async def test_a_watch_or_scan_outside_of_one_subspace_is_denied(prefix: str) ->
         await anext(aiter(engine.watch(SPACE, "records/", prefix, live=False)), None)
     with pytest.raises(AccessDenied):
         await anext(aiter(engine.watch(SPACE, live=False)), None)
+    with pytest.raises(AccessDenied):
+        await engine.commit(SPACE, batch("a", Put("records/k", b"1"), when=(Empty(prefix),)))
     assert keeper.witness.seen == []
     await keeper.admin.scan(SPACE, prefix)
 
@@ -390,6 +398,7 @@ condition = st.one_of(
     st.builds(VersionIs, key, st.just(1)),
     st.builds(ValueIs, key, st.just(b"1")),
     st.builds(AtLeast, key, st.just(1)),
+    st.builds(Empty, prefix),
 )
 verbs = st.lists(st.sampled_from((*VERBS, *VERBS, "*")), max_size=9).map(tuple)
 rule = st.builds(AccessRule, st.sampled_from(("*", "a", "a*", "b")), verbs, verbs.map(lambda drawn: drawn[:2]))
@@ -421,7 +430,7 @@ def needs(sent: Batch) -> Iterable[str | None]:
     if sum(name.startswith("records/") for name in touched) > 1:
         yield "Transaction"
     for part in sent.conditions:
-        yield reads(part.key)
+        yield reads(part.prefix if isinstance(part, Empty) else part.key)
     for part in sent.operations:
         if isinstance(part, Take):
             places = [place for place in (part.source, part.target, part.source_counter, part.target_counter) if place]

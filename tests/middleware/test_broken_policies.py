@@ -89,6 +89,8 @@ FAULTS = [
           test_access.test_nothing_denied_reaches_the_engine_and_everything_allowed_does),
     Fault("conditions are not checked", policy, "demands", lambda batch: demands(replace(batch, conditions=())),
           test_access.test_a_condition_reads_its_key),
+    Fault("any range may be found empty", verbs, "territory_under", lambda prefix: verbs.TERRITORIES["records"],
+          test_access.test_a_watch_or_scan_outside_of_one_subspace_is_denied, ("system/",)),
     Fault("any prefix may be read", policy, "territory_under", lambda prefix: verbs.TERRITORIES["records"],
           test_access.test_a_watch_or_scan_outside_of_one_subspace_is_denied, ("",)),
     Fault("any prefix may be read, random", policy, "territory_under", lambda prefix: verbs.TERRITORIES["records"],

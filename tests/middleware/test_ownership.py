@@ -13,6 +13,7 @@ from holdfast.engine import (
     Absent,
     Batch,
     Delete,
+    Empty,
     Entry,
     Increment,
     Mine,
@@ -379,7 +380,7 @@ async def test_the_holder_keeps_the_lock_through_every_single_hostile_operation(
                 Put(at, b"{}", 1), Put(at, b"{}", 1, owner="alice"), Delete(at), Increment(at, 1), Touch(at, 1),
                 Push(at[: at.rindex("/") + 1], b"{}", 1000), Push(at + "/", b"{}", 1000), Take(LINE, "locks/lock/z/"),
             ):  # fmt: skip
-                for when in ((), (Present(held),), (ValueIs(held, entry.value),), (Mine(at),)):
+                for when in ((), (Present(held),), (ValueIs(held, entry.value),), (Mine(at),), (Empty(LINE),)):
                     await refusal(
                         keeper.engine_of("mallory").commit(SPACE, batch("mallory", *behind, operation, when=when))
                     )

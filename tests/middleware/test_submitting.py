@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.engine import Absent, Batch, Put, Receipt
+from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt
 from holdfast.engines.resident import ResidentEngine
-from holdfast.errors import InvalidInput, RateLimitExceeded
+from holdfast.errors import AccessDenied, Conflict, InvalidInput, RateLimitExceeded
 from holdfast.identity import Identity
+from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import PolicedEngine, Policy
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
 
 SPACE = "contoso"
 MARKET = Identity("market", "agent", SPACE)
+LINE = "locks/lock/l/"
 
 
 @pytest.fixture
@@ -40,6 +42,64 @@ def put(key: str, value: bytes = b"1", **changes: object) -> Batch:
 def submit(engine: PolicedEngine, batch: Batch) -> asyncio.Future[Receipt] | None:
     reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     return reply if engine.submit(SPACE, batch, reply) else None
+
+
+def place(*conditions: Empty | Present, prefix: str = LINE, ttl_ms: int | None = 1000, actor: str = "market") -> Batch:
+    return Batch(actor, (Push(prefix, b"{}", ttl_ms),), conditions)
+
+
+async def test_a_place_in_a_line_comes_and_goes_the_short_way(engine: ResidentEngine) -> None:
+    policy, market = policed(engine)
+    assert submit(market, place(Empty(LINE))) is None, "nobody has read the usage of this space yet"
+    await market.commit(SPACE, put("a"))
+    coming = submit(market, place(Empty(LINE)))
+    assert coming is not None
+    [key] = (await coming).results
+    refused = submit(market, place(Empty(LINE)))
+    assert refused is not None
+    with pytest.raises(Conflict) as caught:
+        await refused
+    assert (caught.value.key, caught.value.condition) == (key, "empty")
+    going = submit(market, Batch("market", (Delete(str(key)),)))
+    assert going is not None
+    assert (await going).results == [True]
+    book = policy.quotas.books[SPACE]
+    assert (book.pending, book.flying) == (0, 0)
+    assert (book.accounts["market"].pending, book.accounts["market"].flying) == (0, 0)
+    assert [each.keys for each in (await engine.spaces(SPACE))[0].usage if each.subspace == "locks"] in ([], [0])
+
+
+async def test_the_short_way_out_of_a_line_is_for_its_owner(engine: ResidentEngine) -> None:
+    told: list[Denial] = []
+    settings = Rules(rate_limits=(), quotas=())
+    policy = Policy(engine, ManualClock(), settings, denied=told.append)
+    market, risk = policy.engine_for(MARKET), policy.engine_for(Identity("risk", "agent", SPACE))
+    for agent, each in (("market", market), ("risk", risk)):
+        await each.commit(SPACE, Batch(agent, (Put(f"records/{agent}", b"1"),)))
+    [key] = (await market.commit(SPACE, place())).results
+    stealing = submit(risk, Batch("risk", (Delete(str(key)),)))
+    assert stealing is not None
+    with pytest.raises(AccessDenied, match="belongs to 'market'"):
+        await stealing
+    assert [(each.identity.agent, each.verb, each.key) for each in told] == [("risk", "Unlock", key)]
+    assert (await engine.get(SPACE, [str(key)]))[0] is not None
+    for wrong in (place(ttl_ms=None), place(prefix="locks/lock/"), place(prefix=f"{LINE}1/"), place(Empty("system/"))):
+        with pytest.raises(AccessDenied):
+            submit(market, wrong)
+    assert submit(market, place(actor="risk")) is None
+
+
+async def test_places_count_for_rate_and_quota_on_the_short_way(engine: ResidentEngine) -> None:
+    _, market = policed(engine, quotas=(Quota("*", max_keys_per_agent=3),), rate_limits=(RateLimit("*", 1, 6),))
+    await market.commit(SPACE, put("a"))
+    taken = [reply for n in range(4) if (reply := submit(market, place())) is not None]
+    assert len(taken) == 2
+    for reply in taken:
+        await reply
+    assert submit(market, place(Present("records/a"), Present("records/a"))) is None
+    assert submit(market, Batch("market", (Delete(f"{LINE}1"),), (Present("records/a"),) * 3)) is not None
+    with pytest.raises(RateLimitExceeded):
+        submit(market, Batch("market", (Delete(f"{LINE}1"),)))
 
 
 async def test_a_put_of_a_record_goes_the_short_way_and_anything_else_does_not(engine: ResidentEngine) -> None:

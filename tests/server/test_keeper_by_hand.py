@@ -22,6 +22,7 @@ from holdfast.engine import (
     Absent,
     Batch,
     Delete,
+    Empty,
     Entry,
     Increment,
     Mine,
@@ -139,7 +140,14 @@ async def test_nobody_writes_where_only_the_store_does(mallory: Hand, admin: Rem
                 await mallory.commit(operation)
             with pytest.raises(AccessDenied):
                 await mallory.commit(Put("records/k", b"1"), operation)
-        for condition in (Present(key), Absent(key), Mine(key), ValueIs(key, b"1"), VersionIs(key, 1)):
+        for condition in (
+            Present(key),
+            Absent(key),
+            Mine(key),
+            ValueIs(key, b"1"),
+            VersionIs(key, 1),
+            Empty(f"{key}/"),
+        ):
             with pytest.raises(AccessDenied):
                 await mallory.commit(Put("records/k", b"1"), when=(condition,))
         with pytest.raises(AccessDenied):

@@ -9,7 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command import command, group, topic
 from holdfast.cli.session import Session
-from holdfast.layers.locks import LockState, Stand
+from holdfast.layers.standings import LockState, Stand
 
 app = topic()
 commands = topic()

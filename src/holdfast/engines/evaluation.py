@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
+from sortedcontainers import SortedList
 
 from holdfast.codec import INT64_MAX, INT64_MIN, integer
 from holdfast.engine import (
@@ -33,6 +35,7 @@ from holdfast.engine import (
     ChangeSet,
     Condition,
     Delete,
+    Empty,
     Entry,
     Increment,
     Mine,
@@ -49,9 +52,11 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
-from holdfast.keys import KEY_BYTES_MAX, shown, subspace_of
+from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
 
 SWEEP_MAX: Final = 256
+WALKED_MAX: Final = 32
+"""Writes of a group that are looked through one by one; of more there is an order."""
 ID_SHIFT: Final = 20
 """An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 
@@ -95,6 +100,10 @@ class State(Protocol):
         """Entries under the prefix in key order, after the key `after`."""
         ...
 
+    def vacant(self, prefix: str) -> bool:
+        """Whether there is no entry under the prefix, expired or not; False if that takes a look at the first ones."""
+        ...
+
     def due(self, now: int, limit: int) -> list[Entry]:
         """Entries that expire at or before `now`, the earliest first."""
         ...
@@ -120,6 +129,8 @@ class Group:
         """Commits by the request ids that must be found again quickly."""
         self._due = state.due(self.now, SWEEP_MAX)
         self._swept: Stored
+        self._ordered: SortedList[str] | None = None
+        """The keys of `writes`, as far as somebody has asked for a range of them."""
 
     @property
     def empty(self) -> bool:
@@ -153,6 +164,16 @@ class Group:
                 raise
             return receipt
         return self._accept(step, results)
+
+    def written_under(self, prefix: str) -> list[str]:
+        """The keys under the prefix that batches of the group have written or removed."""
+        if len(self.writes) <= WALKED_MAX:
+            return [key for key in self.writes if key.startswith(prefix)]
+        if self._ordered is None:
+            self._ordered = SortedList(self.writes)
+        elif len(self._ordered) < len(self.writes):
+            self._ordered.update(list(islice(self.writes, len(self._ordered), None)))
+        return list(self._ordered.irange(prefix, prefix_end(prefix), inclusive=(True, False)))
 
     @property
     def asked(self) -> Iterable[Stored]:
@@ -290,6 +311,8 @@ class _Step:
         return entry
 
     def check(self, condition: Condition) -> None:
+        if isinstance(condition, Empty):
+            return self._check_empty(condition)
         entry = self.live(condition.key)
         if isinstance(condition, VersionIs):
             held = entry is not None and entry.version == condition.version
@@ -304,6 +327,15 @@ class _Step:
         else:
             held = self._number(condition.key, entry) >= condition.number
         if not held:
+            raise refusal(condition, entry)
+        return None
+
+    def _check_empty(self, condition: Empty) -> None:
+        """Before any operation of its batch, so only the group's writes lie over the state."""
+        prefix = condition.prefix
+        if self.group._state.vacant(prefix) and not self.group.written_under(prefix):
+            return
+        for entry in self._first_live(prefix, 1, None):
             raise refusal(condition, entry)
 
     def perform(self, op: Operation) -> Result:
@@ -410,7 +442,7 @@ class _Step:
 
     def _first_live(self, prefix: str, n: int, upto: str | None) -> list[Entry]:
         """The first n live entries under the prefix, the overlay's writes over the state's."""
-        overlay = {k: v for k, v in self.group.writes.items() if k.startswith(prefix)}
+        overlay = {k: self.group.writes[k] for k in self.group.written_under(prefix)}
         overlay.update((k, v) for k, v in self.writes.items() if k.startswith(prefix))
         found = [k for k, v in overlay.items() if v is not None and (upto is None or k < upto) and self.live(k)]
         after: str | None = None
@@ -475,7 +507,8 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
     keys: set[str] = set()
     for batch in batches:
         for condition in batch.conditions:
-            keys.add(condition.key)
+            if not isinstance(condition, Empty):
+                keys.add(condition.key)
         for op in batch.operations:
             if isinstance(op, Take):
                 keys.update(key for key in (op.source_counter, op.target_counter) if key is not None)
@@ -486,6 +519,12 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
 
 def refusal(condition: Condition, entry: Entry | None) -> Conflict:
     """Why a condition does not hold, in words and as attributes."""
+    if isinstance(condition, Empty):
+        text = f"nothing was expected under {shown(condition.prefix)}"
+        key = condition.prefix if entry is None else entry.key
+        return Conflict(
+            text if entry is None else f"{text}, but {shown(key)} is there", key=key, condition="empty", actual=entry
+        )
     key, called = condition.key, shown(condition.key)
     there = "it is absent" if entry is None else f"it is at version {entry.version}"
     if isinstance(condition, Absent):

@@ -206,6 +206,9 @@ class Space:
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [self.entries[key] for key in islice(self.keys_under(prefix, after, False), limit)]
 
+    def vacant(self, prefix: str) -> bool:
+        return next(self.keys_under(prefix, None, False), None) is None
+
     def due(self, now: int, limit: int) -> list[Entry]:
         if not self.expiries or self.expiries[0][0] > now:
             return []

@@ -8,15 +8,16 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   2. refuse what is too old (LATE), and what relied on an entry that has expired since (EXPIRED)
   3. the head is another: only a group that depends on nothing but the entries it looked at (`_movable`) can still be
      written, after what the others wrote, with versions shifted by as much as the head has moved
-  4. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
+  4. look whether the ranges that were taken for empty are so (OCCUPIED); what is there, expired or not, is then read
+  5. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
      that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
      of it is in what is written
-  5. find what is replaced unseen: an entry that is `_blind` (of a group: the first so many) is put without having looked
+  6. find what is replaced unseen: an entry that is `_blind` (of a group: the first so many) is put without having looked
      at its key, so whatever is there goes. What the new one has from it is filled in here: it keeps `created_at`, which
      is told to the writer, and its owner is credited. The feed tells the tag of a replaced entry, and an expiry before
      what replaces it, and the feed's row is made by the writer, who took the key for absent: so an entry that has a tag,
      or has expired, is shown first (CHANGED)
-  6. write: the feed's row, the entries, the request ids, the usage
+  7. write: the feed's row, the entries, the request ids, the usage
 
 Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
@@ -27,10 +28,10 @@ from __future__ import annotations
 
 from typing import Final
 
-DONE, REBASED, MOVED, LATE, EXPIRED, CHANGED, REPEATED = range(7)
+DONE, REBASED, MOVED, LATE, EXPIRED, CHANGED, REPEATED, OCCUPIED = range(8)
 """What the functions answer: written; written after what others wrote; others have written, evaluate anew; the message is
 too old; an entry that was relied on has expired, or the time is ahead of the server's; entries are not as they were taken
-to be, here they are; a request id is known."""
+to be, here they are; a request id is known; a range that was taken for empty is not."""
 
 BEHIND_MAX: Final = 1000
 """How many revisions a group may be behind and still be written after them."""
@@ -43,7 +44,7 @@ COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at
 _EXPECTED: Final = """
     _class int4, _space int4, _revision int8, _step int8, _now int8, _clock int8, _until int8, _deadline int8,
     _relaxed bool, _sure bool, _movable bool, _timed bool, _first_id int8, _to_revision int8, _to_last_id int8,
-    _writer int8, _commits bytea"""
+    _writer int8, _commits bytea, _empty text[], _empty_ends text[]"""
 _ONE: Final = """
     _key text, _absent bool, _blind bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text,
     _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
@@ -67,7 +68,7 @@ _LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_
 
 
 def _beginning(guessed: str, wrong: str, facts: str) -> str:
-    """The first four steps, as far as they are the same for both."""
+    """The first five steps, as far as they are the same for both."""
     return f"""
 RETURNS TABLE (outcome int4, clock int8, revision int8, step int8, "time" int8, last_id int8, key text, value bytea,
                version int8, owner text, created_at int8, updated_at int8, expires_at int8, tag text)
@@ -135,6 +136,13 @@ BEGIN
         PERFORM FROM entries WHERE space = _space AND expires_at <= time;
         IF found THEN
             RETURN NEXT; RETURN;
+        END IF;
+    END IF;
+    IF _empty IS NOT NULL THEN
+        PERFORM FROM unnest(_empty, _empty_ends) AS range (low, high) WHERE EXISTS (
+            SELECT FROM entries WHERE space = _space AND key >= low COLLATE "C" AND key < high COLLATE "C");
+        IF found THEN
+            outcome := {OCCUPIED}; RETURN NEXT; RETURN;
         END IF;
     END IF;
 """

@@ -164,7 +164,14 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     """The call that commits a group, if everything it relied on is still so."""
     writes, uses, blind = group.writes, terms.uses, terms.blind
     absent = state.assumed - blind
-    movable = uses is not None and uses.movable and uses.version_max <= state.revision and not state.swept
+    movable = (
+        uses is not None
+        and uses.movable
+        and uses.version_max <= state.revision
+        and not state.swept
+        and not state.ranged
+    )
+    empty = sorted(state.emptied)
     pushed = group.last_id != state.last_id
     expected: tuple[Value, ...] = (
         int4(terms.locks),
@@ -184,6 +191,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         int8(group.last_id),
         int8(terms.writer),
         None if group.empty else _encode_commits(group.commits),
+        text_array(empty) if empty else None,
+        text_array([prefix_end(prefix) for prefix in empty]) if empty else None,
     )
     usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
     asked = [] if group.empty else list(group.asked)
@@ -309,6 +318,7 @@ def load_call(
         int8(state.last_id),
         int8(0),
         NOTHING,
+        *(None, None),
         *(no_texts, int4(0), no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),

@@ -31,7 +31,7 @@ from psycopg import AsyncConnection, sql
 from holdfast.engines.postgres_functions import FUNCTIONS
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"
@@ -114,8 +114,10 @@ CREATE VIEW readable AS
     FROM entries JOIN spaces ON spaces.id = entries.space;
 """
 
-STEPS: Final = (_TABLES, FUNCTIONS)
-"""What brings a schema from one version to the next; the first makes the tables. 2: unknown keys are replaced unseen."""
+_NOTHING: Final = "SELECT"
+STEPS: Final = (_TABLES, _NOTHING, FUNCTIONS)
+"""What brings a schema from one version to the next; the first makes the tables, the last the functions. 2: unknown keys are
+replaced unseen. 3: ranges are taken for empty."""
 
 TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """What changes when a standby takes over."""

@@ -8,7 +8,8 @@ compare. Either way nothing is believed without the server's consent.
 What it does not know of a key it takes for absent, and notes it (`assumed`): the server looks before it writes. So a new
 key costs no read. One that was there after all is replaced unseen if it is just put (`Uses.blind`), whatever it held; else
 it comes back with the answer, and the group is evaluated again. Of a range that is taken from it knows the
-first entries (`_Window`) and keeps up with what is written.
+first entries (`_Window`) and keeps up with what is written. A range that a condition wants empty, and that it does not know,
+it takes for empty (`emptied`), and the server looks; if it is not, its first entries are read.
 
 `Wanted` is what must be read before a group can be evaluated when nothing is remembered; all of it is one round trip.
 """
@@ -19,7 +20,7 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from holdfast.engine import Batch, Durability, Entry, Push, Put, Take, VersionIs
+from holdfast.engine import Batch, Durability, Empty, Entry, Push, Put, Take, VersionIs
 from holdfast.engines.evaluation import SWEEP_MAX, Group, Stored, keys_of
 from holdfast.engines.postgres_link import Call, Rows, int4, int8, number, optional_number, string, text, text_array
 from holdfast.engines.postgres_rows import Reply, entry_of, find
@@ -33,7 +34,7 @@ KNOWN_BYTES_MAX: Final = 16 * 1024 * 1024
 """The same, in bytes of values that came in since the last beginning."""
 AHEAD: Final = 64
 """Entries of a range read beyond what is about to be taken."""
-WINDOWS_MAX: Final = 32
+WINDOWS_MAX: Final = 1024
 
 
 class Missing(Exception):
@@ -54,6 +55,8 @@ class Uses:
         """The highest version a condition names."""
         for batch in batches:
             for condition in batch.conditions:
+                if isinstance(condition, Empty):
+                    continue
                 self.exact.add(condition.key)
                 if isinstance(condition, VersionIs):
                     self.version_max = max(self.version_max, condition.version)
@@ -82,6 +85,9 @@ class Wanted:
         """Those that were found."""
         operations = sum(len(batch.operations) for batch in batches)
         for batch in batches:
+            for condition in batch.conditions:
+                if isinstance(condition, Empty):
+                    self.ranges.setdefault(condition.prefix, AHEAD)
             for op in batch.operations:
                 if isinstance(op, Take):
                     self.ranges[op.source] = self.ranges.get(op.source, AHEAD + operations) + 2 * op.n
@@ -171,6 +177,10 @@ class SpaceState:
         self.assumed: set[str] = set()
         self.seen: set[str] = set()
         """The keys this evaluation has looked at."""
+        self.emptied: set[str] = set()
+        """Ranges it took for empty."""
+        self.ranged = False
+        """Whether it depends on what the first entries of a range are."""
         self.until: int | None = None
         """When the first entry expires that the evaluation took for live."""
 
@@ -232,6 +242,8 @@ class SpaceState:
         self.now = max(now, self.time)
         self.assumed = set()
         self.seen = set()
+        self.emptied = set()
+        self.ranged = False
         self.until = None
 
     # --- State ---
@@ -256,14 +268,26 @@ class SpaceState:
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         if self.id is None:
             return []
+        if prefix in self.emptied:
+            return []
         window = self._windows.get(prefix)
         if window is None:
             raise Missing(prefix)
+        self.ranged = True
         start = 0 if after is None else bisect_right(window.keys, after)
         keys = window.keys[start : start + limit]
         if len(keys) < limit and window.end is not None:
             raise Missing(prefix)
         return [entry for key in keys if (entry := self._known[key]) is not None]
+
+    def vacant(self, prefix: str) -> bool:
+        if self.id is None:
+            return True
+        window = self._windows.get(prefix)
+        if window is not None and (window.keys or window.end is not None):
+            return False
+        self.emptied.add(prefix)
+        return True
 
     def due(self, now: int, limit: int) -> list[Entry]:
         if self._later is not None and self._later <= now:
@@ -303,15 +327,26 @@ class SpaceState:
         self.revision, self.step, self.last_id = reply.revision, reply.step, reply.last_id
         if group.commits:
             self.time = reply.time
-        known, windows = self._known, self._windows
+        if self.sure:
+            for prefix in self.emptied:
+                self._windows[prefix] = _Window(prefix, [], complete=True)
+        known = self._known
         for key, entry in writes.items():
             known[key] = entry
             if entry is not None:
                 self._bytes += len(entry.value)
                 if entry.expires_at is not None and (self._later is None or entry.expires_at < self._later):
                     self._later = entry.expires_at
-            for window in windows.values():
-                window.note(key, entry is not None)
-        if len(known) > KNOWN_MAX or self._bytes > KNOWN_BYTES_MAX or len(windows) > WINDOWS_MAX:
+            self._note(key, entry is not None)
+        if len(known) > KNOWN_MAX or self._bytes > KNOWN_BYTES_MAX or len(self._windows) > WINDOWS_MAX:
             self._known, self._windows, self._bytes = {}, {}, 0
         return True
+
+    def _note(self, key: str, present: bool) -> None:
+        """Keep the windows up with a write. They are ranges of whole elements, so those a key is in are named by it."""
+        slash = key.find("/") if self._windows else -1
+        while slash >= 0:
+            window = self._windows.get(key[: slash + 1])
+            if window is not None:
+                window.note(key, present)
+            slash = key.find("/", slash + 1)

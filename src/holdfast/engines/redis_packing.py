@@ -20,6 +20,7 @@ from holdfast.engine import (
     Change,
     ChangeSet,
     Delete,
+    Empty,
     Entry,
     Increment,
     Mine,
@@ -46,6 +47,7 @@ CONDITION: Final[dict[type, str]] = {
     ValueIs: "=",
     AtLeast: ">",
     Mine: "m",
+    Empty: "n",
 }
 _HEADER_LINES: Final = 6
 
@@ -60,6 +62,9 @@ def arguments_of(batch: Batch) -> list[Argument]:
         0, batch.actor, batch.request_id or "", digest, len(batch.conditions), len(batch.operations)
     ]  # fmt: skip
     for condition in batch.conditions:
+        if isinstance(condition, Empty):
+            packed += (CONDITION[Empty], condition.prefix, "")
+            continue
         operand: Argument = ""
         if isinstance(condition, VersionIs):
             operand = condition.version
@@ -103,6 +108,9 @@ def outcome_of(batch: Batch, reply: bytes) -> Receipt | Error:
     if kind == 1:
         index, raw = rest
         condition = batch.conditions[index]
+        if isinstance(condition, Empty):
+            key, raw = raw
+            return refusal(condition, entry_of(key, raw))
         return refusal(condition, None if raw is None else entry_of(condition.key, raw))
     if kind == 2:
         key, value = rest

@@ -251,6 +251,9 @@ class SpaceState:
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [] if self.id is None else self._seen(select_range(self._execute, self.id, prefix, after, limit))
 
+    def vacant(self, prefix: str) -> bool:
+        return not self.first(prefix, None, 1)
+
     def due(self, now: int, limit: int) -> list[Entry]:
         if self.id is None or self._next_due is None or now < self._next_due:
             return []

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
 
 from holdfast.clock import Clock, sleep_or
 from holdfast.engine import OPERATIONS_MAX, Batch, Present, Touch
@@ -70,24 +70,31 @@ class Leases:
         """With `renew=False` a place is kept alive while it waits, and what is held ends with its ttl: for whoever acquires on
         behalf of a holder whose life it cannot see."""
         self._clock = clock
-        self._renews_held = renew
+        self.renews = renew
         self._kept: set[Lease] = set()
         self._changed = asyncio.Event()
+        self._look_at = 0
+        """When the task looks next; until it has looked for the first time it sees whatever comes."""
         self._task: asyncio.Task[None] | None = None
-        self._renewals: set[asyncio.Task[None]] = set()
+        self._aside: set[asyncio.Task[None]] = set()
 
     def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
         """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
         lease = Lease(scope, key, ttl_ms, sent_at + ttl_ms)
         self._kept.add(lease)
-        self._changed.set()
+        if lease.renew_at < self._look_at:
+            self._changed.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return lease
 
+    def keeps(self, lease: Lease) -> bool:
+        """Whether it is still kept alive."""
+        return lease in self._kept
+
     def granted(self, lease: Lease) -> None:
         """What was waited for is held from now on."""
-        if not self._renews_held:
+        if not self.renews:
             self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -96,7 +103,7 @@ class Leases:
 
     async def close(self) -> None:
         """Stop. What is still held ends when its ttl is over."""
-        ending = [*self._renewals, *([] if self._task is None else [self._task])]
+        ending = [*self._aside, *([] if self._task is None else [self._task])]
         for task in ending:
             task.cancel()
         if ending:
@@ -112,13 +119,18 @@ class Leases:
             for group in _alike(lease for lease in self._kept if lease.renew_at <= now and not lease.renewing):
                 for lease in group:
                     lease.renewing = True
-                renewal = asyncio.get_running_loop().create_task(self._renew(group))
-                self._renewals.add(renewal)
-                renewal.add_done_callback(self._renewals.discard)
+                self.aside(self._renew(group))
             if self._kept:
                 ends = (lease.good_until if lease.renewing else lease.renew_at for lease in self._kept)
-                await sleep_or(self._clock, min(ends), self._changed)
+                self._look_at = min(ends)
+                await sleep_or(self._clock, self._look_at, self._changed)
         self._task = None
+
+    def aside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this about a lease while its holder goes on; it ends when this is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
 
     async def _renew(self, leases: list[Lease]) -> None:
         try:

@@ -15,7 +15,8 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 
 A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
 in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
-only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended.
+only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended. A line that nobody
+waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from holdfast.clock import Clock, sleep_or
-from holdfast.codec import decode
+from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
 from holdfast.errors import Compacted, Error, Unavailable
 from holdfast.keys import Subspace
 
 LOCKS: Final = Subspace("locks")
+PERMITS: Final = Subspace("permits")
+UNITS_MAX: Final = 1_000_000
 Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
 KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
 LOOK_MS_MAX: Final = 5_000
+LINGER_MS: Final = 200
+"""How long a line is followed after its last local waiter. Longer than a handover; not long, for the feed tells of every line."""
 PLACE_BYTES_MAX: Final = 4096
 """A longer value is no place. The feed shows values up to a limit, and everybody must see the same."""
 RETRY_MS: Final = 100
@@ -73,6 +78,12 @@ def place_of(value: bytes) -> Place:
     return place if place.units >= 1 else UNREADABLE
 
 
+def permits_of(entry: Entry) -> int | None:
+    """The size of a line that is stored; None if it cannot be one."""
+    number = integer(entry.value)
+    return number if number is not None and 0 < number <= UNITS_MAX else None
+
+
 def in_turn(places: Iterator[tuple[str, Place]], size: int) -> Iterator[str]:
     """The keys whose turn it is, in a line with so many units to give."""
     left, shared_before = size, False
@@ -100,25 +111,41 @@ class Line:
         """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
         self.turns: dict[str, asyncio.Event] = {}
         """Local waiters."""
-        self._early: list[tuple[int, Change]] = []
+        self.idle_at = 0
+        """Until when it is followed although nobody waits here."""
+        self.readings = 0
+        """How often it is being read at this moment."""
+        self._meanwhile: list[tuple[int, Change]] = []
+        """What the feed told since it is being read, or was made: the answer may be older."""
 
     def replace(self, entries: list[Entry], revision: int, now: int) -> None:
-        """The line as it was read at a revision; what the feed told before is kept only if it is newer."""
+        """The line as it was read at a revision; of what the feed told before, the newer part is kept."""
+        if revision < self.revision:
+            return  # another reading came first
         self.revision = revision
         self.places = SortedDict((entry.key, place_of(entry.value)) for entry in entries)
         turns = set(in_turn(iter(self.places.items()), self.size))
         ends = [entry.expires_at for entry in entries if entry.key in turns and entry.expires_at is not None]
         self.look_at = min(max(min(ends, default=0), now + LOOK_MS_MIN), now + LOOK_MS_MAX)
-        early, self._early = self._early, []
-        for version, change in early:
-            self.apply(version, change)
+        for version, change in self._meanwhile:
+            self._place(version, change)
         self.wake()
+
+    def read(self) -> None:
+        """A reading of it is over, with or without an answer."""
+        self.readings -= 1
+        if not self.readings and self.revision >= 0:
+            self._meanwhile.clear()
 
     def apply(self, version: int, change: Change) -> None:
         """One change of the feed."""
-        if self.revision < 0:
-            self._early.append((version, change))
-        elif version > self.revision:
+        if self.revision < 0 or self.readings:
+            self._meanwhile.append((version, change))
+        if self.revision >= 0:
+            self._place(version, change)
+
+    def _place(self, version: int, change: Change) -> None:
+        if version > self.revision:
             if change.exists:
                 self.places[change.key] = place_of(change.value)
             else:
@@ -140,12 +167,27 @@ class Lines:
         self._lines: dict[str, Line] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._look_at = 0
+        """When lines are looked at next."""
+
+    def follows(self, prefix: str) -> bool:
+        """Whether this line is known, and what changes in it will be heard of."""
+        line = self._lines.get(prefix)
+        return line is not None and line.revision >= 0 and bool(self._tasks)
+
+    def crowded(self, prefix: str) -> bool:
+        """Whether somebody is known to stand in this line."""
+        return self.follows(prefix) and bool(self._lines[prefix].places)
 
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""
         now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
-        page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
-        line.replace(page.entries, page.revision, now)
+        line.readings += 1
+        try:
+            page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
+            line.replace(page.entries, page.revision, now)
+        finally:
+            line.read()
         self._changed.set()
 
     @asynccontextmanager
@@ -158,16 +200,16 @@ class Lines:
         try:
             if not self._tasks:
                 await self._start()
-            if key not in line.places:
+            if line.revision < 0:
                 await self._read(line)
             line.wake()
             yield
         finally:
             del line.turns[key]
-            if not line.turns and self._lines.get(prefix) is line:
-                del self._lines[prefix]
-            if not self._lines:
-                self.stop()
+            if not line.turns:
+                line.idle_at = self._clock.now_ms() + LINGER_MS
+                if line.idle_at < self._look_at:
+                    self._changed.set()
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -191,6 +233,9 @@ class Lines:
                         if line is not None:
                             line.apply(commit.version, change)
                             line.wake()
+                            if change.expires_at is not None and change.expires_at < line.look_at:
+                                line.look_at = change.expires_at
+                                self._changed.set()
             except Compacted as exc:
                 log.debug("the feed of %s is followed from now: %s", self._space, exc)
                 cursor = await self._now(cursor)
@@ -209,10 +254,13 @@ class Lines:
         return cursor_at(found[0].revision if found else 0)
 
     async def _look(self) -> None:
-        """Look at a line anew when a lease in it should have ended."""
+        """Look at a line anew when a lease in it should have ended; forget the lines that nobody waits in."""
         while True:
             self._changed.clear()
             now = self._clock.now_ms()
+            self._lines = {prefix: line for prefix, line in self._lines.items() if line.turns or line.idle_at > now}
+            if not self._lines:
+                return self.stop()
             for line in [line for line in self._lines.values() if line.revision >= 0 and line.look_at <= now]:
                 try:
                     await self._read(line)
@@ -220,4 +268,6 @@ class Lines:
                     line.look_at = now + RETRY_MS
                     log.warning("line %s cannot be read and is tried again: %s", line.prefix, exc)
             times = [line.look_at for line in self._lines.values() if line.revision >= 0]
-            await sleep_or(self._clock, min(times, default=now + LOOK_MS_MAX), self._changed)
+            times += [line.idle_at for line in self._lines.values() if not line.turns]
+            self._look_at = min(times, default=now + LOOK_MS_MAX)
+            await sleep_or(self._clock, self._look_at, self._changed)

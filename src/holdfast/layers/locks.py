@@ -4,7 +4,9 @@
         await guard.space.records.set("cash", 10)
 
 To acquire is to append an entry of one's own to the line and to wait until it is one's turn; to hold is to keep that entry
-alive; to release is to delete it. `guard.space` is a view of the space whose every write is conditional on that entry, so
+alive; to release is to delete it. Whoever wants something alone first tries to append on condition that the line is empty
+(`Empty`): then it holds it, in one commit. To be first in the line is to hold it, so who has waited begins when the feed tells that
+those before it are gone and its own lease is good; that its turn has begun, with a whole ttl, is written meanwhile. `guard.space` is a view of the space whose every write is conditional on that entry, so
 a holder that was paused past its ttl can write nothing any more: the store refuses it with LeaseLost. `guard.token` is
 the version at which the entry was made: it grows from holder to holder, for systems outside that fence by number.
 
@@ -25,17 +27,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
-from holdfast.codec import encode, integer
-from holdfast.engine import SCAN_MAX, Absent, Delete, Engine, Entry, Present, Push, Put, Touch
-from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
-from holdfast.keys import Subspace, check_name, unescape
+from holdfast.codec import encode
+from holdfast.engine import SCAN_MAX, Absent, Delete, Empty, Engine, Entry, Present, Push, Put, Touch
+from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError
+from holdfast.keys import check_name
 from holdfast.layers.awaiting import Awaiting
 from holdfast.layers.leases import Lease, Leases
-from holdfast.layers.lines import KINDS, LOCKS, Kind, Lines, Place, in_turn, place_of
+from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Lines, Place, in_turn, permits_of, place_of
 from holdfast.layers.scope import Scope
 
 if TYPE_CHECKING:
@@ -43,12 +46,8 @@ if TYPE_CHECKING:
 
 TTL_MS: Final = 30_000
 PROFILES_MS: Final = {"default": TTL_MS, "locks": 60_000, "long_running": 300_000}
-PERMITS: Final = Subspace("permits")
-UNITS_MAX: Final = 1_000_000
 ATTEMPTS_MAX: Final = 16
 """How often one request id may be refused; each time costs every later one a look."""
-
-Items = list
 
 log = logging.getLogger("holdfast.locks")
 
@@ -97,8 +96,18 @@ class Guard:
         self.id = lease.key[lease.key.rindex("/") + 1 :]
         self.holder = lease.scope.actor
         self.token = token
-        self.acquired_at = as_datetime(acquired_at)
-        self.space: Space = wanted.view(lease.guarding())
+        self._acquired_at = acquired_at
+        self._beginning: asyncio.Handle | None = None
+
+    @cached_property
+    def space(self) -> Space:
+        """The space, in which every write needs what is held."""
+        return self._wanted.view(self._lease.guarding())
+
+    @property
+    def acquired_at(self) -> datetime:
+        """Since when it is held; by the store's clock, or by the local one if it had to be waited for."""
+        return as_datetime(self._acquired_at)
 
     @property
     def epoch(self) -> int:
@@ -130,9 +139,17 @@ class Guard:
             raise self._lost() from conflict
         lease.renewed(sent_at)
 
+    def begin(self) -> None:
+        """Write that one's turn has begun, unless it is over before the event loop gets to it."""
+        lease, leases = self._lease, self._wanted.coordination.leases
+        note = self._wanted.note_turn
+        self._beginning = asyncio.get_running_loop().call_soon(lambda: leases.aside(note(lease, self.token)))
+
     async def release(self) -> None:
         """Give it up; LeaseLost if it was over already."""
         lease = self._lease
+        if self._beginning is not None:
+            self._beginning.cancel()
         self._wanted.coordination.leases.release(lease)
         receipt = await lease.scope.commit((Delete(lease.key),))
         if receipt.results != [True]:
@@ -183,7 +200,8 @@ class Wanted:
             await self._agree_on_size()
         clock = self.scope.clock
         deadline = None if self.wait_ms is None else clock.now_ms() + self.wait_ms
-        guard, attempts = None, count()
+        guard = await self._come_first() if request_id is None else None
+        attempts = count()
         while guard is None:
             attempt = next(attempts)
             if request_id is not None and attempt == ATTEMPTS_MAX:
@@ -195,6 +213,21 @@ class Wanted:
         self.coordination.leases.granted(guard._lease)
         return guard
 
+    async def _come_first(self) -> Guard | None:
+        """Hold it, if nobody is there, in one commit; None when one has to stand in line, or may share it."""
+        scope, prefix = self.scope, self._prefix
+        if self.shared or self.size > 1 or (self.wait_ms != 0 and self.coordination.lines(scope).crowded(prefix)):
+            return None
+        sent_at = scope.clock.now_ms()
+        try:
+            receipt = await scope.commit((Push(prefix, encode(self._place()), self.ttl_ms),), (Empty(prefix),))
+        except Conflict as conflict:
+            if self.wait_ms == 0:
+                raise self._refused([] if conflict.actual is None else [conflict.actual], "") from conflict
+            return None
+        lease = self.coordination.leases.keep(scope, str(receipt.results[0]), self.ttl_ms, sent_at)
+        return Guard(self, lease, receipt.version, receipt.at)
+
     async def _stand_in_line(self, deadline: int | None, request_id: str | None) -> Guard | None:
         """Append oneself and wait for one's turn; None when one's place was lost meanwhile."""
         scope, leases, place = self.scope, self.coordination.leases, self._place()
@@ -204,6 +237,8 @@ class Wanted:
         lease = leases.keep(scope, key, self.ttl_ms, sent_at)
         mine = request_id is None  # a place made under a request id may be held already, by who asked before
         try:
+            if mine and self.wait_ms != 0 and self.coordination.lines(scope).follows(self._prefix):
+                return await self._take_over(lease, receipt.version, deadline)  # nothing has to be read
             line = await self._line()
             if key in in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size):
                 if request_id is None:
@@ -212,9 +247,11 @@ class Wanted:
                 mine = True
                 if self.wait_ms == 0:
                     raise self._refused(line, "")
+                if request_id is None:
+                    return await self._take_over(lease, receipt.version, deadline)
                 if not await self._wait(lease, deadline):
                     return None
-                mine = request_id is None
+                mine = False
             since = await self._begin(lease, receipt.version, None if request_id is None else f"{request_id}!")
             return None if since is None else Guard(self, lease, receipt.version, since)
         except BaseException:
@@ -243,6 +280,32 @@ class Wanted:
                 raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
         return not lease.lost.is_set()
 
+    async def _take_over(self, lease: Lease, token: int, deadline: int | None) -> Guard | None:
+        """Wait for one's turn and begin; None when one's place was lost.
+
+        Nobody gets before a place that is there, so it is one's turn as long as the lease is good.
+        """
+        leases, clock = self.coordination.leases, self.scope.clock
+        if not await self._wait(lease, deadline):
+            return None
+        if not leases.renews:  # nobody would extend it later
+            since = await self._begin(lease, token, None)
+            return None if since is None else Guard(self, lease, token, since)
+        now = clock.now_ms()
+        if lease.good_until <= now:
+            leases.lose(lease)
+            return None
+        guard = Guard(self, lease, token, now)
+        guard.begin()
+        return guard
+
+    async def note_turn(self, lease: Lease, token: int) -> None:
+        """Write that it is held from now on; its lease begins anew."""
+        try:
+            await self._begin(lease, token, None)
+        except Error as exc:
+            log.warning("that %s is held could not be noted; its lease is renewed all the same: %s", self.called, exc)
+
     async def _begin(self, lease: Lease, token: int, request_id: str | None) -> int | None:
         """One's turn has come: the lease begins anew, if it is still there."""
         put = Put(lease.key, encode(self._place(token)), self.ttl_ms)
@@ -250,7 +313,8 @@ class Wanted:
         try:
             receipt = await self.scope.commit((put,), (Present(lease.key),), request_id)
         except Conflict:
-            self.coordination.leases.lose(lease)
+            if self.coordination.leases.keeps(lease):  # else it was given up meanwhile
+                self.coordination.leases.lose(lease)
             return None
         lease.renewed(sent_at if request_id is None else min(sent_at, receipt.at))  # it may be an old receipt
         return receipt.at
@@ -333,125 +397,6 @@ class Pool:
         return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
 
 
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """Who stands in a line."""
-
-    agent: str
-    instance: str
-    id: str
-    token: int | None
-    """What fences its writes; None as long as it waits."""
-    since: datetime
-    """Since when it holds, or waits."""
-    expires_at: datetime | None
-    units: int = 1
-    shared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LockState:
-    """A line: who holds, and who waits, in order."""
-
-    kind: Kind
-    name: str
-    size: int
-    holders: list[Stand]
-    waiters: list[Stand]
-
-
-class Locks:
-    """What is held in a space, as `space.locks`."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    async def list(self, prefix: str = "") -> Items[LockState]:
-        """Everything that is held or waited for, whose name begins with the prefix."""
-        sizes = {entry.key: permits_of(entry) or 1 for entry in await self._entries(PERMITS.root)}
-        lines: dict[tuple[str, str], Items[Entry]] = {}
-        for entry in await self._entries(LOCKS.root):
-            kind, _, rest = entry.key[len(LOCKS.root) :].partition("/")
-            if kind in KINDS and rest.count("/") == 1:  # whatever else is there is no place in a line
-                name = unescape(rest.partition("/")[0])
-                if name.startswith(prefix):
-                    lines.setdefault((kind, name), []).append(entry)
-        return [
-            _state(kind, name, sizes.get(PERMITS.key(kind, name), 1), entries)  # type: ignore[arg-type]
-            for (kind, name), entries in lines.items()
-        ]
-
-    async def break_(self, name: str, kind: Kind = "lock") -> Items[Stand]:
-        """Take it away from whoever holds it; the next in line has its turn. The audit tells who did it."""
-        if kind not in KINDS:
-            raise InvalidInput(f"the kind is one of {', '.join(KINDS)}, not {kind!r}")
-        found = [state for state in await self.list(name) if (state.kind, state.name) == (kind, name)]
-        if not found:
-            raise NotFound(f"nobody holds {kind} {name!r}")
-        keys = [LOCKS.key(kind, name, stand.id) for stand in found[0].holders]
-        await self._scope.commit(tuple(Delete(key) for key in keys))
-        return found[0].holders
-
-    async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
-        """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already.
-
-        Gives the time of the release.
-        """
-        key = await self._own(kind, name, id)
-        try:
-            receipt = await self._scope.commit((Delete(key),), (Present(key),), request_id)
-            return as_datetime(receipt.at)
-        except Conflict as conflict:
-            raise _over(kind, name) from conflict
-
-    async def renew(self, kind: Kind, name: str, id: str, ttl: Duration, *, request_id: str | None = None) -> datetime:
-        """Extend what this agent acquired under this id, never shorten it; gives until when it is held now."""
-        key, ttl_ms = await self._own(kind, name, id), duration_ms(ttl, name="ttl")
-        try:
-            receipt = await self._scope.commit((Touch(key, ttl_ms),), (), request_id)
-        except Conflict as conflict:
-            raise _over(kind, name) from conflict
-        return as_datetime(receipt.results[0])  # type: ignore[arg-type]
-
-    async def _own(self, kind: Kind, name: str, id: str) -> str:
-        """The key of one's own place. One that is gone may be named: repeating a release is no mistake."""
-        key = LOCKS.key(kind, name, id)
-        [entry] = await self._scope.engine.get(self._scope.space, [key])
-        if entry is not None and entry.owner != self._scope.actor:
-            raise AccessDenied(f"{kind} {name!r} is held by another agent; only the one that acquired it may do that")
-        return key
-
-    async def _entries(self, root: str) -> Items[Entry]:
-        entries: Items[Entry] = []
-        while True:
-            after = entries[-1].key if entries else None
-            page = await self._scope.engine.scan(self._scope.space, root, after=after, limit=SCAN_MAX)
-            entries += page.entries
-            if not page.more:
-                return entries
-
-
-def _state(kind: Kind, name: str, size: int, entries: list[Entry]) -> LockState:
-    places = {entry.key: place_of(entry.value) for entry in entries}
-    turns = set(in_turn(iter(places.items()), size))
-    stands = {entry.key: _stand(entry, places[entry.key], entry.key in turns) for entry in entries}
-    holders = [stand for key, stand in stands.items() if key in turns]
-    waiters = [stand for key, stand in stands.items() if key not in turns]
-    return LockState(kind, name, size, holders, waiters)
-
-
-def _stand(entry: Entry, place: Place, holds: bool) -> Stand:
-    began = entry.created_at if place.token is None else entry.updated_at
-    expires_at = None if entry.expires_at is None else as_datetime(entry.expires_at)
-    token = (place.token or entry.version) if holds else None
-    number = entry.key[entry.key.rindex("/") + 1 :]
-    return Stand(entry.owner, place.instance, number, token, as_datetime(began), expires_at, place.units, place.shared)
-
-
-def _over(kind: Kind, name: str) -> LeaseLost:
-    return LeaseLost(f"{kind} {name!r} is not held any more: its lease ended, it was released, or somebody broke it")
-
-
 def wait_ms(wait: Duration | None) -> int | None:
     """How long to stand in line: 0 not at all, None as long as it takes."""
     return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
@@ -464,12 +409,6 @@ def ttl_of(ttl: Duration | None, profile: str) -> int:
     if profile not in PROFILES_MS:
         raise InvalidInput(f"the profile is one of {', '.join(PROFILES_MS)}, not {profile!r}")
     return PROFILES_MS[profile]
-
-
-def permits_of(entry: Entry) -> int | None:
-    """The size that is stored; None if it cannot be one."""
-    number = integer(entry.value)
-    return number if number is not None and 0 < number <= UNITS_MAX else None
 
 
 def check_units(number: int, what: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Caches, Condition, Durability, Engine, Operation, Receipt
+from holdfast.engine import Batch, Caches, Condition, Durability, Engine, Operation, Present, Receipt
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 from holdfast.layers.session import Session
@@ -32,7 +32,7 @@ class Scope:
     clock: Clock
     retention: Retention
     redaction: Redaction
-    guards: tuple[Condition, ...] = ()
+    guards: tuple[Present, ...] = ()
     session: Session = field(default_factory=Session)
     caches: Caches | None = field(init=False, default=None)
     """The engine, if it has a hot tier."""
@@ -79,6 +79,6 @@ class Scope:
             self._durability.append(found[0].durability)
         return self._durability[0]
 
-    def guarded(self, *conditions: Condition) -> Scope:
+    def guarded(self, *conditions: Present) -> Scope:
         """The same scope, whose every write also needs these conditions to hold."""
         return replace(self, guards=(*self.guards, *conditions))

@@ -28,10 +28,12 @@ from holdfast.clock import Clock
 from holdfast.codec import check_json
 from holdfast.engine import (
     CONDITIONS_MAX,
+    ID_DIGITS,
     SYSTEM_ACTOR,
     Batch,
     ChangeSet,
     Condition,
+    Delete,
     Durability,
     Engine,
     Entry,
@@ -53,8 +55,9 @@ from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaEx
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
+from holdfast.middleware.flights import Flight, PlaceFlight
 from holdfast.middleware.grants import Grant, grant_of
-from holdfast.middleware.quotas import Book, Quotas, Tally, landed
+from holdfast.middleware.quotas import Quotas
 from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
@@ -112,47 +115,6 @@ class Policy:
             log.exception("a denial could not be told")
 
 
-class Flight:
-    """A commit under way: what it was charged with, and whom to answer when it lands."""
-
-    __slots__ = ("_account", "_amount", "_book", "_quotas", "reply")
-
-    def __init__(self, quotas: Quotas, book: Book, account: Tally, amount: int) -> None:
-        self._quotas = quotas
-        self._book = book
-        self._account = account
-        self._amount = amount
-        self.reply: Reply
-
-    def done(self) -> bool:
-        return self.reply.done()
-
-    def cancelled(self) -> bool:
-        return self.reply.cancelled()
-
-    def set_result(self, receipt: Receipt) -> None:
-        self.land()
-        self.reply.set_result(receipt)
-
-    def set_exception(self, error: BaseException) -> None:
-        self.fail(error)
-        self.reply.set_exception(error)
-
-    def fail(self, error: BaseException) -> None:
-        self._quotas.failed(error, [(self._book, self._amount), (self._account, 1)])
-        self.land()
-
-    def land(self) -> None:
-        book, account = self._book, self._account
-        book.pending -= self._amount
-        book.flying -= 1
-        account.pending -= 1
-        account.flying -= 1
-        if book.drained is not None or account.drained is not None:
-            landed(book)
-            landed(account)
-
-
 class PolicedEngine:
     """An engine as one identity may use it. Closing it leaves the engine within open."""
 
@@ -201,15 +163,67 @@ class PolicedEngine:
     def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` without a coroutine (`engine.Submits`), for what is sent most."""
         quick = self._quick
-        if quick is None or (flight := self._take_off(space, batch)) is None:
+        if quick is None:
             return False
+        flight = self._take_off(space, batch)
+        if flight is None:
+            placed = self._take_place(space, batch)
+            if placed is None:
+                return False
+            flight, batch = placed, placed.sent
         flight.reply = reply
         try:
             quick.submit(space, batch, flight)
+        except Conflict as conflict:
+            flight.set_exception(conflict)
         except BaseException as exc:
             flight.fail(exc)
             raise
         return True
+
+    def _take_place(self, space: str, batch: Batch) -> PlaceFlight | None:
+        """One Push or Delete in a line, what locks are made of: checked as any batch is, if nothing has to be waited for.
+
+        None when it is something else, or needs a closer look; then nothing was charged.
+        """
+        if len(batch.operations) != 1 or self._admin or batch.actor != self._agent or space != self._home:
+            return None
+        op = batch.operations[0]
+        key = op.prefix if type(op) is Push else op.key if type(op) is Delete else ""
+        book = self._books.get(space)
+        if (
+            type(key) is not str
+            or key[:6] != "locks/"
+            or not key.isascii()
+            or book is None
+            or book.gate is not None
+            or (account := book.accounts.get(self._agent)) is None
+            or account.gate is not None
+        ):
+            return None
+        amount = keys = 0
+        if type(op) is Push:
+            if type(op.value) is not bytes or len(op.value) > self._value_max:
+                return None
+            amount, keys = len(key) + ID_DIGITS + len(op.value), 1
+            if (
+                book.base + book.begun + amount > self._bytes_max
+                or account.base + account.begun + keys > self._keys_max
+            ):
+                return None
+        try:
+            added = self._check(space, batch)
+        except (AttributeError, TypeError, ValueError):
+            return None
+        conditions = batch.conditions + added
+        if len(conditions) > CONDITIONS_MAX:
+            return None
+        tokens = max(1, len(batch.conditions))
+        if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
+            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key)
+        sent = Batch(batch.actor, batch.operations, conditions, batch.request_id, batch.fresh) if added else batch
+        explained = lambda conflict: self._explained(conflict, space, batch, added)  # noqa: E731
+        return PlaceFlight(self._policy.quotas, book, account, (amount, keys), sent, explained)
 
     def _take_off(self, space: str, batch: Batch) -> Flight | None:
         """One Put of a record, what is sent most: the same checks as for any batch, without looking anything up.
@@ -249,12 +263,6 @@ class PolicedEngine:
         if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
             self._refuse_rate(1, wait_ms, space, "Set", key)
         check_json(op.value)
-        book.begun += amount
-        book.pending += amount
-        book.flying += 1
-        account.begun += 1
-        account.pending += 1
-        account.flying += 1
         return Flight(self._policy.quotas, book, account, amount)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
@@ -309,12 +317,10 @@ class PolicedEngine:
             self._tell(exc, space, _verb_of(batch), _key_of(batch))
             raise
         except Conflict as conflict:
-            if not claimed(conflict, batch, conditions):
+            explained = self._explained(conflict, space, batch, conditions)
+            if explained is conflict:
                 raise
-            key = conflict.key or ""
-            denied = AccessDenied(_why_not_ours(conflict, key))
-            self._tell(denied, space, _verb_of(batch), key)
-            raise denied from conflict
+            raise explained from conflict
         except InvalidInput:
             if all(territory_of(op.key).read in self._verbs for op in batch.operations if isinstance(op, Increment)):
                 raise
@@ -322,6 +328,17 @@ class PolicedEngine:
             raise InvalidInput(
                 "what is to be incremented is no 64-bit integer, or would be none; or the batch is wrong"
             ) from None
+
+    def _explained(
+        self, conflict: Conflict, space: str, batch: Batch, conditions: tuple[Condition, ...]
+    ) -> Conflict | AccessDenied:
+        """A refusal as its sender hears it: one by a condition that ownership added is a denial, and told."""
+        if not claimed(conflict, batch, conditions):
+            return conflict
+        key = conflict.key or ""
+        denied = AccessDenied(_why_not_ours(conflict, key))
+        self._tell(denied, space, _verb_of(batch), key)
+        return denied
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
         """`get` without a coroutine (`engine.Submits`), for one record."""

@@ -31,6 +31,7 @@ from holdfast.engine import (
     Batch,
     Condition,
     Delete,
+    Empty,
     Increment,
     Mine,
     Operation,
@@ -167,7 +168,10 @@ def demands(batch: Batch) -> list[Demand]:
     needed: list[Demand] = []
     tested = set()
     for condition in batch.conditions:
-        key = condition.key
+        if type(condition) is Empty:
+            needed.append((territory_under(condition.prefix).read, condition.prefix))
+            continue
+        key = condition.key  # type: ignore[union-attr]
         tested.add(key)
         needed.append((TERRITORIES.get(key.partition("/")[0], CLOSED).read, key))
     records = 0

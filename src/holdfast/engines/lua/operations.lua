@@ -230,11 +230,7 @@ function F.need_numbers()
   end
 end
 
-function F.need_take()
-  if not F.increment then
-    F.need_numbers()
-  end
-
+function F.need_ranges()
   -- The order of bytes, whatever the server's locale.
   function F.before(a, b)
     for i = 1, math.min(#a, #b) do
@@ -288,6 +284,16 @@ function F.need_take()
     end
     table.sort(found, F.before)
     return found
+  end
+
+end
+
+function F.need_take()
+  if not F.increment then
+    F.need_numbers()
+  end
+  if not F.first_live then
+    F.need_ranges()
   end
 
   function F.take(source, target, n, upto, source_counter, target_counter)
@@ -364,6 +370,13 @@ end
 -- Why the condition that begins at ARGV[i] does not hold; nil when it does.
 function F.refused(i, index)
   local kind, key, operand = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if kind == 'n' then
+    if not F.first_live then
+      F.need_ranges()
+    end
+    local first = F.first_live(key, 1, '')[1]
+    return first and '\147' .. cmsgpack.pack(1, index) .. '\146' .. cmsgpack.pack(first) .. F.bytes(F.raw_of(F.live(first)))
+  end
   local entry, held = F.live(key), nil
   if kind == 'v' then
     held = entry and entry.version == operand

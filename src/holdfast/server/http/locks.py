@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
 from holdfast.keys import NAME_BYTES_MAX
-from holdfast.layers.lines import Kind
-from holdfast.layers.locks import UNITS_MAX, Guard, LockState, Stand, Wanted
+from holdfast.layers.lines import UNITS_MAX, Kind
+from holdfast.layers.locks import Guard, Wanted
+from holdfast.layers.standings import LockState, Stand
 from holdfast.server.http.endpoint import Call, endpoint
 from holdfast.server.http.guards import guard_text, read_guard
 from holdfast.server.http.shapes import DurationText, GuardText, InSpace, Lifetime, Prefix, Repeatable, Wire

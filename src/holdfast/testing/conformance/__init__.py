@@ -33,6 +33,7 @@ pytest-asyncio must be in auto mode (`asyncio_mode = "auto"`).
 """
 
 from holdfast.testing.conformance.durability import TestDurability
+from holdfast.testing.conformance.empty import TestEmpty
 from holdfast.testing.conformance.feed import TestFeed, TestWatching
 from holdfast.testing.conformance.limits import TestLimits
 from holdfast.testing.conformance.machine import TestOneEvaluator
@@ -54,6 +55,7 @@ __all__ = [
     "Subject",
     "TestConditions",
     "TestDurability",
+    "TestEmpty",
     "TestExpiry",
     "TestFeed",
     "TestLimits",

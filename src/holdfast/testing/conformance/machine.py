@@ -32,6 +32,7 @@ from holdfast.engine import (
     ChangeSet,
     Condition,
     Delete,
+    Empty,
     Engine,
     Entry,
     Increment,
@@ -104,6 +105,7 @@ conditions = st.one_of(
     st.builds(AtLeast, st.sampled_from(("n/1", "n/2", "a/2")), st.sampled_from(NUMBERS)),
     st.builds(VersionIs, keys, st.integers(-1, 1)),
     st.builds(Mine, keys),
+    st.builds(Empty, st.sampled_from(PREFIXES)),
 )
 """A VersionIs is drawn with its distance from the key's present version, and gets the version when it is sent."""
 
