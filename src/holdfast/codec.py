@@ -42,6 +42,9 @@ def _decode_foreign(type_: type, value: Any) -> Any:
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted").encode
 _decode = msgspec.json.Decoder().decode
+_pack = msgspec.msgpack.Encoder(enc_hook=_encode_foreign).encode
+_NOT_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""How msgpack, unlike JSON, writes NaN and infinity; now and then something else looks like it."""
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 _NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _FAR: Final = (b"0" * 200, b"e000", b"e+000")
@@ -59,9 +62,17 @@ def encode(value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
         raise InvalidInput(f"the value cannot be stored as JSON: {exc}") from exc
     # NaN and infinity come out as null: only then is it worth looking for them.
-    if b"null" in data and value is not None:
+    if b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
     return data
+
+
+def _may_have_nan(value: Any) -> bool:
+    """Quick; what it cannot tell it leaves to who looks at everything."""
+    try:
+        return _NOT_FINITE.search(_pack(value)) is not None
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return True
 
 
 def _refuse_nan(value: Any) -> None:

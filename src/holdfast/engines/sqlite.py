@@ -69,11 +69,13 @@ from holdfast.engines.sqlite_file import (
 )
 from holdfast.engines.sqlite_folds import fetch_over, fold_all, fold_left, select_over
 from holdfast.engines.sqlite_rows import (
+    AT_ONCE_MAX,
     GET,
     Execute,
     SpaceState,
     Writer,
     describe,
+    fetch,
     first_row,
     head_of,
 )
@@ -350,6 +352,12 @@ class SqliteEngine:
         home = self._home(space)
         if home is None:
             return [None] * len(keys)
+        if len(keys) <= AT_ONCE_MAX and home.durability != "volatile":
+            # One statement is a snapshot by itself; what time it is matters only if something expires.
+            with translating(self._path):
+                rows = {entry.key: entry for entry in fetch(self._reading(), home.id, keys)}
+            if not self._lock.is_signed and all(entry.expires_at is None for entry in rows.values()):
+                return [rows.get(key) for key in keys]
         if home.durability == "volatile":
             return await self._volatile.get(space, keys)
         with translating(self._path), self._snapshot() as read:

@@ -19,29 +19,44 @@ class SqliteFeed:
     def __init__(self, engine: SqliteEngine, space: str) -> None:
         self._engine = engine
         self._space = space
+        self._id: int | None = None
+        """Never changes, not when the space is dropped and made anew either."""
 
     async def bounds(self) -> tuple[int, int]:
-        floor, revision, _ = self._position()
-        return floor, revision
+        return self._position()
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         engine = self._engine
-        with translating(engine._path), engine._snapshot() as read:
-            floor, revision, space = self._position(read)
-            if after < floor:
-                raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
-            return read_feed(read, space, after, limit) if after < revision else []
+        engine._check_usable()
+        with translating(engine._path):
+            read = engine._reading()
+            if (space := self._found(read)) is None:
+                return []
+            # No snapshot: what is compacted between the two raises the floor, and the floor is looked at last.
+            commits = read_feed(read, space, after, limit)
+            (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
+        if after < floor:
+            raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
+        return commits
 
     async def changed(self, after: int) -> None:
         with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
             if self._position()[1] <= after:
                 await rung
 
-    def _position(self, within: Execute | None = None) -> tuple[int, int, int]:
-        """The space's floor, revision and id; all 0 while there is no such space."""
+    def _position(self) -> tuple[int, int]:
+        """The space's floor and revision; both 0 while there is no such space."""
         engine = self._engine
         engine._check_usable()
         with translating(engine._path):
-            read = within or engine._reading()
-            row = first_row(read, "SELECT floor, id FROM spaces WHERE name = ?", (self._space,))
-            return (0, 0, 0) if row is None else (row[0], head_of(read, row[1])[0], row[1])
+            read = engine._reading()
+            if (space := self._found(read)) is None:
+                return 0, 0
+            (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
+            return floor, head_of(read, space)[0]
+
+    def _found(self, read: Execute) -> int | None:
+        if self._id is None:
+            row = first_row(read, "SELECT id FROM spaces WHERE name = ?", (self._space,))
+            self._id = None if row is None else row[0]
+        return self._id

@@ -24,6 +24,8 @@ Execute = Callable[..., Any]
 COMPACT_ROWS: Final = 64
 """Feed rows removed per transaction."""
 
+AT_ONCE_MAX: Final = 64
+"""Keys whose rows one statement reads."""
 KNOWN_MAX: Final = 32_768
 """Entries remembered of a space; more, and it is read afresh."""
 COLUMNS: Final = f"key, {VALUE}, version, owner, created_at, updated_at, expires_at, tag"
@@ -50,7 +52,7 @@ _REQUEST: Final = (
 _BACKWARDS: Final = "SELECT commits FROM feed WHERE id BETWEEN ? AND ? AND time > ? ORDER BY id DESC"
 _BATCHED: Final = {
     count: f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key IN ({', '.join('?' * count)})"  # noqa: S608
-    for count in (2, 8, 64)
+    for count in (2, 8, AT_ONCE_MAX)
 }
 
 _encode_commits = msgspec.msgpack.Encoder().encode
@@ -87,7 +89,7 @@ def fetch(execute: Execute, space: int, keys: list[str]) -> list[Entry]:
     start = 0
     while start < len(keys):
         left = len(keys) - start
-        count = 2 if left <= 2 else 8 if left <= 8 else 64
+        count = 2 if left <= 2 else 8 if left <= 8 else AT_ONCE_MAX
         chunk = keys[start : start + count]
         chunk += chunk[-1:] * (count - len(chunk))
         found.extend(Entry(*row) for row in execute(_BATCHED[count], (space, *chunk)))
@@ -119,7 +121,7 @@ def read_feed(execute: Execute, space: int, after: int, limit: int) -> list[Chan
     found: list[ChangeSet] = []
     for (commits,) in execute(
         sql, (feed_id(space, after), feed_id(space, REVISION_MAX), limit)
-    ):  # the snapshot's end also ends this statement
+    ):  # the cursor's next statement ends this one, which must not be long in coming
         found.extend(commit for commit in _decode_commits(commits) if commit.version > after)
         if len(found) >= limit:
             break
