@@ -30,9 +30,10 @@ KNOWN_MAX: Final = 32_768
 """Entries remembered of a space; more, and it is read afresh."""
 COLUMNS: Final = f"key, {VALUE}, version, owner, created_at, updated_at, expires_at, tag"
 GET: Final = (
-    "SELECT value, version, owner, created_at, updated_at, expires_at, tag FROM entries WHERE space = ? AND key = ?"
+    f"SELECT {VALUE}, version, owner, created_at, updated_at, expires_at, tag FROM entries "  # noqa: S608
+    "WHERE space = ? AND key = ?"
 )
-"""All of an entry but its key; its value is NULL when it is a large one."""
+"""All of an entry but its key."""
 _ONE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key = ?"  # noqa: S608
 _PUT: Final = (
     "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
