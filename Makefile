@@ -23,7 +23,7 @@ demo: setup ## agents share a file, then a keeper over the network; some are kil
 	@$(BIN)/python examples/demo_keeper.py
 
 test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
-	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10
+	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20
 
 check: setup ## the static part: lint, format, types, and which module may import which
 	@$(BIN)/ruff check --quiet .
@@ -36,7 +36,7 @@ bench: setup tools ## our speed beside a peer's in the same run, as JSON lines
 	@$(BIN)/python -m benchmarks
 
 soak: setup tools ## the suite with its long runs at full size: more rounds, more kills, more operations
-	@HOLDFAST_SOAK=1 $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=10
+	@HOLDFAST_SOAK=1 $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=20
 
 # --- what the commands above need ---
 

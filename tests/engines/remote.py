@@ -20,11 +20,9 @@ from holdfast.testing.shared_clock import SharedClock
 
 PARTS = [
     "TestDurability",
-    "TestFeed",
     "TestOneEvaluator",
     "TestOutcome",
     "TestRequests",
-    "TestSpaces",
     "TestTotalOrder",
     "TestWatching",
     "subject",
@@ -37,7 +35,7 @@ globals().update({name: getattr(conformance, name) for name in __all__})
 
 @contextmanager
 def served(
-    keepers: Host, folder: Path, store: Callable[[int], str], *, sole: bool, histories: int = 10
+    keepers: Host, folder: Path, store: Callable[[int], str], *, sole: bool, histories: int = 4
 ) -> Iterator[EngineFactory]:
     """A factory of remote engines; `store` gives the URL of each new storage, by its number."""
     numbers = itertools.count(1)

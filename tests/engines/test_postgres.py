@@ -26,4 +26,4 @@ def engine_factory(postgres_server: PostgresServer) -> EngineFactory:
 
         return open_postgres
 
-    return EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=20)
+    return EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=10)

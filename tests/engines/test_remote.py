@@ -22,6 +22,6 @@ def keepers() -> Iterator[Host]:
 @pytest.fixture
 def engine_factory(keepers: Host, tmp_path: Path) -> Iterator[EngineFactory]:
     with served(
-        keepers, tmp_path, lambda number: f"resident:{tmp_path}/{number}.db", sole=True, histories=30
+        keepers, tmp_path, lambda number: f"resident:{tmp_path}/{number}.db", sole=True, histories=15
     ) as factory:
         yield factory

@@ -31,7 +31,7 @@ SPACE = "crash"
 END = "records/end"
 KILLED_EARLY = 0.1
 """How many of the kills that come before a worker has done much are carried out; else a slow machine would do nothing but start."""
-LIFE_BYTES_MAX = 400_000
+LIFE_BYTES_MAX = 150_000
 OPERATION_BYTES = 100
 """Less than what is recorded of an operation."""
 
@@ -115,13 +115,13 @@ class Fleet:
         self.kills = 0
         self.workers = [Worker(self, f"w{number}") for number in range(workers)]
 
-    def run(self, *, kill_every: float | None, seed: int = 1) -> None:
+    def run(self, *, kill_every: float | None, kills_max: int | None = None, seed: int = 1) -> None:
         """Let them finish; meanwhile kill one about every `kill_every` seconds, at a random instant, and start it again."""
         rng = random.Random(seed)
         next_kill = time.monotonic() + (kill_every or 0)
         while any(running := [worker for worker in self.workers if worker.process.poll() is None]):
             self.check()
-            if kill_every is not None and time.monotonic() >= next_kill:
+            if kill_every is not None and time.monotonic() >= next_kill and self.kills != kills_max:
                 victim = rng.choice(running)
                 if victim.may_die(rng):
                     victim.kill()

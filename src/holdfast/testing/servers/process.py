@@ -112,8 +112,9 @@ class ServerProcess:
         os.kill(self.pid, which)
 
     def pause(self) -> None:
-        """SIGSTOP: alive, and silent, as behind a broken network."""
+        """SIGSTOP: alive, and silent, as behind a broken network. It may still run for a moment: wait until it does not."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
