@@ -9,69 +9,75 @@
 `holdfast.blocking` has the same without `await`. docs/ARCHITECTURE.md explains how it is built.
 """
 
-from holdfast import blocking
-from holdfast.clock import Clock, ManualClock, SystemClock
-from holdfast.engine import Finding, Receipt, SpaceInfo
-from holdfast.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    Compacted,
-    Conflict,
-    Damaged,
-    DurabilityUnavailable,
-    Error,
-    IncompatibleStore,
-    InvalidInput,
-    LeaseLost,
-    LockAcquisitionError,
-    MigrationFailed,
-    NotFound,
-    OutcomeUnknown,
-    QuotaExceeded,
-    RateLimitExceeded,
-    SchemaViolation,
-    StorageFull,
-    Unavailable,
-    Violation,
-)
-from holdfast.layers.audit import Audit, AuditRecord, Verification
-from holdfast.layers.batch import (
-    ABSENT,
-    absent,
-    at_least,
-    delete_,
-    increment,
-    present,
-    set_,
-    value_is,
-    version_is,
-)
-from holdfast.layers.blobs import BlobRef, Blobs
-from holdfast.layers.conflicts import Contradiction, contested, differing, missed, opposed
-from holdfast.layers.consistency import Consistency
-from holdfast.layers.contributions import Contribution, DocumentView, Outdated
-from holdfast.layers.correlation_entries import Decision
-from holdfast.layers.correlations import Correlation, Correlations, CorrelationView, Signalled
-from holdfast.layers.diffs import Difference
-from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
-from holdfast.layers.history import DocumentEvent
-from holdfast.layers.locks import Guard, Pool
-from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
-from holdfast.layers.migration import MigrationFailure, MigrationReport
-from holdfast.layers.orchestrator import Orchestrator
-from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
-from holdfast.layers.records import Record, Records, RecordTransaction
-from holdfast.layers.redaction import Redaction
-from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
-from holdfast.layers.retention import Retention
-from holdfast.layers.schemas import RegisteredSchema, Schemas
-from holdfast.layers.session import Session
-from holdfast.layers.standings import Locks, LockState, Stand
-from holdfast.layers.state_type import StateType
-from holdfast.layers.watching import RecordChange, RecordChanges
-from holdfast.middleware.cache_options import Cache, CacheStats
-from holdfast.space import Space
-from holdfast.store import Store, open
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast import blocking
+    from holdfast.clock import Clock, ManualClock, SystemClock
+    from holdfast.engine import Finding, Receipt, SpaceInfo
+    from holdfast.errors import (
+        AccessDenied,
+        AuthenticationFailed,
+        Compacted,
+        Conflict,
+        Damaged,
+        DurabilityUnavailable,
+        Error,
+        IncompatibleStore,
+        InvalidInput,
+        LeaseLost,
+        LockAcquisitionError,
+        MigrationFailed,
+        NotFound,
+        OutcomeUnknown,
+        QuotaExceeded,
+        RateLimitExceeded,
+        SchemaViolation,
+        StorageFull,
+        Unavailable,
+        Violation,
+    )
+    from holdfast.layers.audit import Audit, AuditRecord, Verification
+    from holdfast.layers.batch import (
+        ABSENT,
+        absent,
+        at_least,
+        delete_,
+        increment,
+        present,
+        set_,
+        value_is,
+        version_is,
+    )
+    from holdfast.layers.blobs import BlobRef, Blobs
+    from holdfast.layers.conflicts import Contradiction, contested, differing, missed, opposed
+    from holdfast.layers.consistency import Consistency
+    from holdfast.layers.contributions import Contribution, DocumentView, Outdated
+    from holdfast.layers.correlation_entries import Decision
+    from holdfast.layers.correlations import Correlation, Correlations, CorrelationView, Signalled
+    from holdfast.layers.diffs import Difference
+    from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
+    from holdfast.layers.history import DocumentEvent
+    from holdfast.layers.locks import Guard, Pool
+    from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
+    from holdfast.layers.migration import MigrationFailure, MigrationReport
+    from holdfast.layers.orchestrator import Orchestrator
+    from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
+    from holdfast.layers.records import Record, Records, RecordTransaction
+    from holdfast.layers.redaction import Redaction
+    from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
+    from holdfast.layers.retention import Retention
+    from holdfast.layers.schemas import RegisteredSchema, Schemas
+    from holdfast.layers.session import Session
+    from holdfast.layers.standings import Locks, LockState, Stand
+    from holdfast.layers.state_type import StateType
+    from holdfast.layers.watching import RecordChange, RecordChanges
+    from holdfast.middleware.cache_options import Cache, CacheStats
+    from holdfast.space import Space
+    from holdfast.store import Store, open
 
 __version__ = "0.1.0"
 
@@ -178,3 +184,167 @@ __all__ = [
     "value_is",
     "version_is",
 ]
+
+_MODULES: Final = {
+    "holdfast.clock": (
+        "Clock",
+        "ManualClock",
+        "SystemClock",
+    ),
+    "holdfast.engine": (
+        "Finding",
+        "Receipt",
+        "SpaceInfo",
+    ),
+    "holdfast.errors": (
+        "AccessDenied",
+        "AuthenticationFailed",
+        "Compacted",
+        "Conflict",
+        "Damaged",
+        "DurabilityUnavailable",
+        "Error",
+        "IncompatibleStore",
+        "InvalidInput",
+        "LeaseLost",
+        "LockAcquisitionError",
+        "MigrationFailed",
+        "NotFound",
+        "OutcomeUnknown",
+        "QuotaExceeded",
+        "RateLimitExceeded",
+        "SchemaViolation",
+        "StorageFull",
+        "Unavailable",
+        "Violation",
+    ),
+    "holdfast.layers.audit": (
+        "Audit",
+        "AuditRecord",
+        "Verification",
+    ),
+    "holdfast.layers.batch": (
+        "ABSENT",
+        "absent",
+        "at_least",
+        "delete_",
+        "increment",
+        "present",
+        "set_",
+        "value_is",
+        "version_is",
+    ),
+    "holdfast.layers.blobs": (
+        "BlobRef",
+        "Blobs",
+    ),
+    "holdfast.layers.conflicts": (
+        "Contradiction",
+        "contested",
+        "differing",
+        "missed",
+        "opposed",
+    ),
+    "holdfast.layers.consistency": ("Consistency",),
+    "holdfast.layers.contributions": (
+        "Contribution",
+        "DocumentView",
+        "Outdated",
+    ),
+    "holdfast.layers.correlation_entries": ("Decision",),
+    "holdfast.layers.correlations": (
+        "Correlation",
+        "Correlations",
+        "CorrelationView",
+        "Signalled",
+    ),
+    "holdfast.layers.diffs": ("Difference",),
+    "holdfast.layers.documents": (
+        "Document",
+        "DocumentHead",
+        "Documents",
+        "DocumentVersion",
+    ),
+    "holdfast.layers.history": ("DocumentEvent",),
+    "holdfast.layers.locks": (
+        "Guard",
+        "Pool",
+    ),
+    "holdfast.layers.merging": (
+        "Fusion",
+        "Merged",
+        "Priority",
+        "Question",
+        "WeightedAverage",
+    ),
+    "holdfast.layers.migration": (
+        "MigrationFailure",
+        "MigrationReport",
+    ),
+    "holdfast.layers.orchestrator": ("Orchestrator",),
+    "holdfast.layers.patterns": (
+        "Outcome",
+        "Route",
+        "Stop",
+        "fan_in",
+        "fan_out",
+        "route",
+        "sequence",
+    ),
+    "holdfast.layers.records": (
+        "Record",
+        "Records",
+        "RecordTransaction",
+    ),
+    "holdfast.layers.redaction": ("Redaction",),
+    "holdfast.layers.resolutions": (
+        "Case",
+        "Judgement",
+        "Resolution",
+        "Verdict",
+    ),
+    "holdfast.layers.retention": ("Retention",),
+    "holdfast.layers.schemas": (
+        "RegisteredSchema",
+        "Schemas",
+    ),
+    "holdfast.layers.session": ("Session",),
+    "holdfast.layers.standings": (
+        "Locks",
+        "LockState",
+        "Stand",
+    ),
+    "holdfast.layers.state_type": ("StateType",),
+    "holdfast.layers.watching": (
+        "RecordChange",
+        "RecordChanges",
+    ),
+    "holdfast.middleware.cache_options": (
+        "Cache",
+        "CacheStats",
+    ),
+    "holdfast.space": ("Space",),
+    "holdfast.store": (
+        "Store",
+        "open",
+    ),
+}
+"""Where the names above come from. A module is loaded when the first of its names is used, so that whoever needs little of
+Holdfast, such as a command that reads one value, starts quickly."""
+_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is not None:
+        value = getattr(import_module(home), name)
+    elif name == "blocking":
+        value = import_module("holdfast.blocking")
+    else:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

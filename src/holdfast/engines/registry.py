@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine
-from holdfast.engines.memory import MemoryEngine
-from holdfast.engines.resident import ResidentEngine
-from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -32,14 +29,20 @@ _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(.*)", re.DOTALL)
 async def _memory(rest: str, clock: Clock) -> Engine:
     if rest:
         raise InvalidInput(f"a memory store has no path: write 'memory:', not 'memory:{rest}'")
+    from holdfast.engines.memory import MemoryEngine
+
     return MemoryEngine(clock=clock)
 
 
 async def _sqlite(rest: str, clock: Clock) -> Engine:
+    from holdfast.engines.sqlite import SqliteEngine
+
     return await SqliteEngine.open(_path(rest), clock=clock)
 
 
 async def _resident(rest: str, clock: Clock) -> Engine:
+    from holdfast.engines.resident import ResidentEngine
+
     return await ResidentEngine.open(_path(rest), clock=clock)
 
 
