@@ -98,6 +98,7 @@ def test_a_goal_is_judged_on_what_it_names() -> None:
     assert Line("b", 5.0, "x").ok is None
 
 
+@pytest.mark.skipif(os.environ.get("HOLDFAST_SOAK") != "1", reason="HOLDFAST_SOAK=1: it starts every peer there is")
 def test_a_keeper_is_measured_beside_every_peer_that_is_there(tmp_path: Path) -> None:
     done = bench("--quick", "--folder", str(tmp_path), "keeper_get")
     assert done.returncode == 0, done.stderr

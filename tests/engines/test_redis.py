@@ -27,4 +27,4 @@ def engine_factory(redis_server: RedisServer) -> EngineFactory:
 
         return open_redis
 
-    return EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=15)
+    return EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=8)

@@ -53,7 +53,7 @@ async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(
 
 
 def test_processes_that_create_a_store_at_the_same_instant_all_open_it(tmp_path: Path) -> None:
-    rounds = 1000 if SOAK else 60
+    rounds = 1000 if SOAK else 25
     command = [sys.executable, "-m", "tests.faults.openers", str(tmp_path), str(rounds)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (ran.stdout, ran.stderr, ran.returncode) == ("", "", 0)

@@ -155,7 +155,7 @@ def _is_alive(pid: int) -> bool:
     """Whether a process still runs; one that nobody has collected yet does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 
