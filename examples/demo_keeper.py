@@ -42,7 +42,8 @@ BEAT_S = 0.02
 async def agent(url: str, notes: Path) -> None:
     told = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     director = os.getppid()
-    async with holdfast.open(url, token=os.environ["HOLDFAST_TOKEN"]) as store:
+    store = await found(url, director)
+    try:
         space = store.space(SPACE)
         while await space.records.get("open") and os.getppid() == director:
             try:
@@ -50,6 +51,19 @@ async def agent(url: str, notes: Path) -> None:
                     await lead(term, told)
             except (holdfast.LockAcquisitionError, holdfast.LeaseLost, holdfast.Unavailable):
                 continue
+    finally:
+        await store.close()
+
+
+async def found(url: str, director: int) -> holdfast.Store:
+    """The store. An agent that starts while the keeper is down waits for it; one that is connected does so by itself."""
+    while True:
+        try:
+            return await holdfast.open(url, token=os.environ["HOLDFAST_TOKEN"])
+        except holdfast.Unavailable:
+            if os.getppid() != director:
+                raise
+            await asyncio.sleep(0.1)
 
 
 async def lead(term: holdfast.Guard, told: int) -> None:

@@ -19,7 +19,7 @@ from holdfast.server.http.table import ENDPOINTS
 from tests.server.http.keeping import ADMIN, Keeper, Running, running
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-EXAMPLES = 200 if SOAK else 6
+EXAMPLES = 200 if SOAK else 3
 LIMIT_S = 900 if SOAK else 120
 STATE_DECIDES = "positive_data_acceptance"
 """Whether a well-formed request is accepted depends on what is in the store: a stale ETag, a used request id, a held lock."""
