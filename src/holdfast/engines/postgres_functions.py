@@ -139,8 +139,8 @@ BEGIN
         END IF;
     END IF;
     IF _empty IS NOT NULL THEN
-        PERFORM FROM unnest(_empty, _empty_ends) AS range (low, high) WHERE EXISTS (
-            SELECT FROM entries WHERE space = _space AND key >= low COLLATE "C" AND key < high COLLATE "C");
+        PERFORM FROM unnest(_empty, _empty_ends) AS range (low, high) CROSS JOIN LATERAL (
+            SELECT FROM entries WHERE space = _space AND key >= low COLLATE "C" AND key < high COLLATE "C" LIMIT 1) AS e;
         IF found THEN
             outcome := {OCCUPIED}; RETURN NEXT; RETURN;
         END IF;
