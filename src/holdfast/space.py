@@ -1,34 +1,40 @@
-"""What a user holds: a space, seen by one agent."""
+"""What a user holds: a space, seen by one agent.
+
+Each capability's module is imported when it is first used: a command that reads one record should not wait for the others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.clock import Duration, duration_ms
 from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.identity import check_agent as check_agent
 from holdfast.identity import check_space as check_space
-from holdfast.layers.audit import Audit
-from holdfast.layers.blobs import Blobs
-from holdfast.layers.correlation_entries import Decision, check_id
-from holdfast.layers.correlations import Correlation, Correlations, metadata_of
-from holdfast.layers.documents import Document, Documents, Mode
-from holdfast.layers.lines import LOCKS, Kind
-from holdfast.layers.locks import Coordination, Pool, Wanted, check_units, ttl_of, wait_ms
-from holdfast.layers.merging import Strategy
-from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
 from holdfast.layers.records import Records, RecordTransaction
-from holdfast.layers.resolutions import Judgement
-from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
-from holdfast.layers.standings import Locks
 from holdfast.layers.transact import ATTEMPTS_MAX
-from holdfast.layers.watching import RecordChanges, watch_records
+
+if TYPE_CHECKING:
+    from holdfast.layers.audit import Audit
+    from holdfast.layers.blobs import Blobs
+    from holdfast.layers.coordination import Coordination
+    from holdfast.layers.correlation_entries import Decision
+    from holdfast.layers.correlations import Correlation, Correlations
+    from holdfast.layers.documents import Document, Documents, Mode
+    from holdfast.layers.lines import Kind
+    from holdfast.layers.locks import Pool, Wanted
+    from holdfast.layers.merging import Strategy
+    from holdfast.layers.orchestrator import Orchestrator
+    from holdfast.layers.resolutions import Judgement
+    from holdfast.layers.schemas import Schemas
+    from holdfast.layers.standings import Locks
+    from holdfast.layers.watching import RecordChanges
 
 T = TypeVar("T")
 
@@ -46,8 +52,7 @@ class Space:
         coordination: Coordination,
         judgement: Judgement | None = None,
     ) -> None:
-        self.judgement = judgement or Judgement()
-        """Detectors and strategies for documents, by name."""
+        self._judgement = judgement
         self._scope = scope
         self._blob_folder = blob_folder
         self._coordination = coordination
@@ -74,24 +79,39 @@ class Space:
         return self._scope.session
 
     @cached_property
+    def judgement(self) -> Judgement:
+        """Detectors and strategies for documents, by name."""
+        from holdfast.layers.resolutions import Judgement
+
+        return self._judgement or Judgement()
+
+    @cached_property
     def audit(self) -> Audit:
         """Every mutation, chained by hash."""
+        from holdfast.layers.audit import Audit
+
         return Audit(self._scope)
 
     @cached_property
     def blobs(self) -> Blobs:
         """Large data as content-addressed files."""
+        from holdfast.layers.blobs import Blobs
+
         scope = self._scope
         return Blobs(scope.engine, scope.space, scope.actor, self._blob_folder(), scope.clock)
 
     @cached_property
     def schemas(self) -> Schemas:
         """What the data of each type looks like, and how older data becomes newer."""
+        from holdfast.layers.schemas import Schemas
+
         return Schemas(self._scope)
 
     @cached_property
     def locks(self) -> Locks:
         """Who holds what, and who waits for it."""
+        from holdfast.layers.standings import Locks
+
         return Locks(self._scope)
 
     def lock(
@@ -115,6 +135,8 @@ class Space:
 
     def semaphore(self, name: str, *, permits: int, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
         """So many holders at a time. The number is stored at first use; another one later is InvalidInput."""
+        from holdfast.layers.locks import check_units
+
         return self._wanted("semaphore", name, ttl, wait, size=check_units(permits, "permits"))
 
     def election(self, name: str, *, ttl: Duration | None = None, wait: Duration | None = None) -> Wanted:
@@ -123,12 +145,16 @@ class Space:
 
     def pool(self, name: str, *, size: int) -> Pool:
         """So many units of something: `async with pool.allocate():`. The size is stored at first use."""
+        from holdfast.layers.locks import Pool, check_units
+
         size = check_units(size, "size")
         return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)
 
     @cached_property
     def documents(self) -> Documents:
         """The documents of the space: which there are, and what waits for a person."""
+        from holdfast.layers.documents import Documents
+
         return Documents(self._scope)
 
     def document(self, name: str, *, mode: Mode = "merge") -> Document:
@@ -137,6 +163,8 @@ class Space:
         Where several instances of an agent contribute, mode "merge" keeps a section for each; with "reject" they share one,
         and whoever has not seen the present one gets Conflict. Everybody who writes to a document should use the same mode.
         """
+        from holdfast.layers.documents import Document
+
         return Document(
             self._scope,
             name,
@@ -147,11 +175,15 @@ class Space:
 
     def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
         """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
+        from holdfast.layers.lines import LOCKS
+
         return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
 
     @cached_property
     def correlations(self) -> Correlations:
         """The correlations there are."""
+        from holdfast.layers.correlations import Correlations
+
         return Correlations(self._scope)
 
     async def correlation(
@@ -171,6 +203,9 @@ class Space:
         timeout: simple (2, 60 s), workflow (3, 300 s), high_frequency (1, 10 s). `wait` is how long to wait for one that is to
         be found. Orchestrators make correlations; agents find them.
         """
+        from holdfast.layers.correlation_entries import check_id
+        from holdfast.layers.correlations import Correlation, metadata_of
+
         correlation = Correlation(self._scope, self._coordination, check_id(id))
         if expect is not None or profile is not None:
             now_ms = self._scope.clock.now_ms()
@@ -188,7 +223,7 @@ class Space:
         on_decision: Callable[[Decision], Any] | None = None,
         strategies: Mapping[str, Strategy] | None = None,
         publish: bool | None = None,
-        lease: Duration = LEASE_MS / 1000,
+        lease: Duration | None = None,
         version: str = "1",
     ) -> Orchestrator:
         """One that decides correlations; any number may run: `await space.orchestrator(merge="majority").run()`.
@@ -196,6 +231,8 @@ class Space:
         `merge` is a strategy's name or a callable; `strategies` adds names. `on_decision` is called with each Decision, at least
         once, and mostly by the orchestrator that made it. `publish=True` without it leaves decisions to others that have one.
         """
+        from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
+
         return Orchestrator(
             self._scope,
             self._coordination,
@@ -203,7 +240,7 @@ class Space:
             strategies=strategies,
             on_decision=on_decision,
             publish=publish,
-            lease_ms=duration_ms(lease, name="lease"),
+            lease_ms=LEASE_MS if lease is None else duration_ms(lease, name="lease"),
             version=version,
         )
 
@@ -219,6 +256,8 @@ class Space:
         units: int = 1,
         shared: bool = False,
     ) -> Wanted:
+        from holdfast.layers.locks import Wanted, ttl_of, wait_ms
+
         times = ttl_of(ttl, profile), wait_ms(wait)
         return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)
 
@@ -241,6 +280,8 @@ class Space:
 
         Without end; with `live=False` it ends when everything committed so far has been told.
         """
+        from holdfast.layers.watching import watch_records
+
         return watch_records(self._scope, prefix, cursor, live)
 
     async def cursor(self) -> str:

@@ -13,32 +13,28 @@ import tempfile
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
 from holdfast.engines.registry import file_of, open_engine, open_shelf
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import Identity, Secret
-from holdfast.layers.audit import Audit
-from holdfast.layers.blobs import Blobs
-from holdfast.layers.caretaker import Caretaker
 from holdfast.layers.catalogue import Catalogue
-from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
 from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, share
-from holdfast.layers.standings import Locks
-from holdfast.layers.transfer import copy_store
-from holdfast.middleware.audited_reads import AuditedReads
-from holdfast.middleware.cache import CachedEngine
-from holdfast.middleware.cache_following import READABLE
-from holdfast.middleware.cache_options import MEMORY, Cache
 from holdfast.middleware.creation import CreatedOnFirstUse
 from holdfast.space import Space, check_agent, check_space
+
+if TYPE_CHECKING:
+    from holdfast.layers.caretaker import Caretaker
+    from holdfast.layers.coordination import Coordination
+    from holdfast.layers.standings import Locks
+    from holdfast.middleware.cache import CachedEngine
+    from holdfast.middleware.cache_options import Cache
 
 
 @runtime_checkable
@@ -97,8 +93,14 @@ def open(
         durability,
         background,
         None if token is None else Secret(token),
-        Cache(cache) if isinstance(cache, str) else cache,
+        _options(cache) if isinstance(cache, str) else cache,
     )
+
+
+def _options(cache: str) -> Cache:
+    from holdfast.middleware.cache_options import Cache
+
+    return Cache(cache)
 
 
 class Store:
@@ -155,6 +157,10 @@ class Store:
         return self
 
     async def _cached(self, engine: Engine, options: Cache) -> CachedEngine:
+        from holdfast.middleware.cache import CachedEngine
+        from holdfast.middleware.cache_following import READABLE
+        from holdfast.middleware.cache_options import MEMORY
+
         identity = self._identity
         if identity is not None and options.url != MEMORY:
             raise InvalidInput(
@@ -174,14 +180,17 @@ class Store:
     async def close(self) -> None:
         """Finish what was accepted, stop the background work, let go of the store."""
         if self._engine is not None:
-            caretaker, coordination, _ = self._caretaker, self._coordination, self._catalogue
+            made = self.__dict__
             try:
-                await coordination.close()
-                await caretaker.stop()
+                if "_coordination" in made:
+                    await self._coordination.close()
+                if "_caretaker" in made:
+                    await self._caretaker.stop()
             finally:
                 await (self._cache or self._engine).close()
                 self._engine = self._cache = None
-                del self._caretaker, self._coordination, self._catalogue
+                for name in ("_caretaker", "_coordination", "_catalogue"):
+                    made.pop(name, None)
             if self._temporary is not None:
                 self._temporary.cleanup()
                 self._temporary = None
@@ -205,6 +214,9 @@ class Store:
 
     @cached_property
     def _caretaker(self) -> Caretaker:
+        from holdfast.layers.audit import Audit
+        from holdfast.layers.caretaker import Caretaker
+
         return Caretaker(
             self.engine,
             self._clock,
@@ -216,6 +228,9 @@ class Store:
 
     @cached_property
     def _coordination(self) -> Coordination:
+        from holdfast.layers.coordination import Coordination
+        from holdfast.layers.leases import Leases
+
         return Coordination(Leases(self._clock))
 
     @cached_property
@@ -224,6 +239,8 @@ class Store:
 
     async def _sweep_blobs(self, space: str) -> None:
         if self._blobs is not None and self._blobs.exists():
+            from holdfast.layers.blobs import Blobs
+
             await Blobs(self.engine, space, SYSTEM_ACTOR, self._blobs, self._clock).sweep()
 
     def space(
@@ -254,8 +271,10 @@ class Store:
             engine = CreatedOnFirstUse(engine, name, durability, otherwise, audit_reads)
         if audit_reads or name in self._audited:
             self._audited.add(name)
+            from holdfast.middleware.audited_reads import AuditedReads
+
             engine = AuditedReads(engine, agent)
-        if self._identity is None:
+        if self._identity is None and self._background:
             self._caretaker.look_after(name)
         return Space(self._scope(name, agent, instance, engine, seen), self._blob_folder, self._coordination)
 
@@ -267,6 +286,8 @@ class Store:
 
     def locks_of(self, name: str) -> Locks:
         """Who holds what in a space, as the store itself sees it."""
+        from holdfast.layers.standings import Locks
+
         return Locks(self._scope(name, SYSTEM_ACTOR))
 
     def look_after(self, name: str) -> None:
@@ -299,6 +320,8 @@ class Store:
 
     async def note_drop(self, name: str, agent: str) -> None:
         """Write down, before it happens, who drops a space."""
+        from holdfast.layers.audit import Audit
+
         await make_system_space(self.engine, self._durability)
         await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
             "committed", "drop_space", f"spaces/{name}", actor=agent
@@ -319,6 +342,8 @@ class Store:
         else:
             if path.exists():
                 raise InvalidInput(f"{path} exists already; name a file that does not")
+            from holdfast.layers.transfer import copy_store
+
             copy = await open_engine(f"sqlite:{path}", self._clock)
             try:
                 await copy_store(self.engine, copy)

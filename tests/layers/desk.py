@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from holdfast import Correlation, Orchestrator, Space, Store
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination
 
 T = TypeVar("T")
 DEADLINE_S = 20

@@ -8,8 +8,9 @@ import pytest
 
 import holdfast
 from holdfast import AccessDenied, LeaseLost, LockAcquisitionError, ManualClock, Space, Store
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import ATTEMPTS_MAX, Coordination
+from holdfast.layers.locks import ATTEMPTS_MAX
 from tests.layers.test_locks import soon, waiting
 
 

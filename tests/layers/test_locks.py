@@ -12,9 +12,9 @@ import pytest
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Stand, Store
 from holdfast.engine import Batch, Change, Engine, Entry, Page, Receipt
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.lines import Line, Place, in_turn
-from holdfast.layers.locks import Coordination
 from holdfast.middleware.wrapper import Wrapper
 
 T = TypeVar("T")

@@ -32,6 +32,7 @@ from holdfast.engine import SCAN_MAX, Absent, Entry, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.identity import check_agent
 from holdfast.ids import new_id
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     CONTEXTS,
     LATE,
@@ -51,7 +52,7 @@ from holdfast.layers.correlation_entries import (
     status_in,
     tag_of,
 )
-from holdfast.layers.locks import Coordination, wait_ms
+from holdfast.layers.locks import wait_ms
 from holdfast.layers.patterns import AGENTS_MAX, PATTERNS, profile_of
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SOLE, Sections

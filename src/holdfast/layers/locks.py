@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Empty, Engine, Entry, Present, Push, Put, Touch
+from holdfast.engine import SCAN_MAX, Absent, Delete, Empty, Entry, Present, Push, Put, Touch
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError
 from holdfast.keys import check_name
-from holdfast.layers.awaiting import Awaiting
-from holdfast.layers.leases import Lease, Leases
-from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Lines, Place, in_turn, permits_of, place_of
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.leases import Lease
+from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of
 from holdfast.layers.scope import Scope
 
 if TYPE_CHECKING:
@@ -50,40 +50,6 @@ ATTEMPTS_MAX: Final = 16
 """How often one request id may be refused; each time costs every later one a look."""
 
 log = logging.getLogger("holdfast.locks")
-
-
-class Coordination:
-    """What the coordination of a store shares: the leases it keeps alive, the lines it stands in, the entries it waits for.
-
-    Those are followed through `engine`, if it is given, and not through that of whoever happens to wait first.
-    """
-
-    def __init__(self, leases: Leases, engine: Engine | None = None) -> None:
-        self.leases = leases
-        self._engine = engine
-        self.sizes: dict[str, int] = {}
-        """Sizes that were compared with what is stored, by space and key."""
-        self._lines: dict[str, Lines] = {}
-        self._awaited: dict[tuple[str, str], Awaiting] = {}
-
-    def lines(self, scope: Scope) -> Lines:
-        if scope.space not in self._lines:
-            self._lines[scope.space] = Lines(self._engine or scope.engine, scope.space, scope.clock)
-        return self._lines[scope.space]
-
-    def awaiting(self, scope: Scope, prefix: str) -> Awaiting:
-        """Those who wait for entries under a prefix to change."""
-        name = scope.space, prefix
-        if name not in self._awaited:
-            self._awaited[name] = Awaiting(self._engine or scope.engine, scope.space, prefix, scope.clock)
-        return self._awaited[name]
-
-    async def close(self) -> None:
-        for awaited in self._awaited.values():
-            awaited.stop()
-        for lines in self._lines.values():
-            lines.stop()
-        await self.leases.close()
 
 
 class Guard:

@@ -50,6 +50,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.layers.agenda import OPEN_MAX, SIGNALLED, Agenda, ToDecide, ToPublish
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     MADE,
     OPEN,
@@ -68,7 +69,6 @@ from holdfast.layers.correlation_entries import (
 )
 from holdfast.layers.deciding import Case, conclude, read_case
 from holdfast.layers.leases import Lease
-from holdfast.layers.locks import Coordination
 from holdfast.layers.merging import Strategy, strategy_of
 from holdfast.layers.patterns import called
 from holdfast.layers.scope import Scope

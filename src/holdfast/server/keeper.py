@@ -29,8 +29,8 @@ from holdfast.engine import Engine
 from holdfast.engines.registry import file_of
 from holdfast.errors import Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination
 from holdfast.layers.tokens import TokenBook, Tokens
 from holdfast.middleware.denials import DenialNotes
 from holdfast.middleware.policy import Policy

@@ -14,8 +14,8 @@ from holdfast.clock import Clock
 from holdfast.engine import Engine
 from holdfast.errors import AuthenticationFailed
 from holdfast.identity import Identity
+from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.locks import Coordination
 from holdfast.server.http import HttpServer, Limits, make_app, serve_http
 
 MARKET, RISK, LEAD, ADMIN, FOREIGN = "hf_market", "hf_risk", "hf_lead", "hf_admin", "hf_foreign"

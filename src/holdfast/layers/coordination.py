@@ -1,0 +1,43 @@
+"""What all who hold and wait in one store share: leases, lines and watches, each once per process."""
+
+from __future__ import annotations
+
+from holdfast.engine import Engine
+from holdfast.layers.awaiting import Awaiting
+from holdfast.layers.leases import Leases
+from holdfast.layers.lines import Lines
+from holdfast.layers.scope import Scope
+
+
+class Coordination:
+    """What the coordination of a store shares: the leases it keeps alive, the lines it stands in, the entries it waits for.
+
+    Those are followed through `engine`, if it is given, and not through that of whoever happens to wait first.
+    """
+
+    def __init__(self, leases: Leases, engine: Engine | None = None) -> None:
+        self.leases = leases
+        self._engine = engine
+        self.sizes: dict[str, int] = {}
+        """Sizes that were compared with what is stored, by space and key."""
+        self._lines: dict[str, Lines] = {}
+        self._awaited: dict[tuple[str, str], Awaiting] = {}
+
+    def lines(self, scope: Scope) -> Lines:
+        if scope.space not in self._lines:
+            self._lines[scope.space] = Lines(self._engine or scope.engine, scope.space, scope.clock)
+        return self._lines[scope.space]
+
+    def awaiting(self, scope: Scope, prefix: str) -> Awaiting:
+        """Those who wait for entries under a prefix to change."""
+        name = scope.space, prefix
+        if name not in self._awaited:
+            self._awaited[name] = Awaiting(self._engine or scope.engine, scope.space, prefix, scope.clock)
+        return self._awaited[name]
+
+    async def close(self) -> None:
+        for awaited in self._awaited.values():
+            awaited.stop()
+        for lines in self._lines.values():
+            lines.stop()
+        await self.leases.close()
