@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisCluster, RedisServer
+from tests.schemas import Schemas
 from tests.servers import started
 
 
@@ -16,6 +17,14 @@ def postgres_server() -> Iterator[PostgresServer]:
     """One server; tests use schemas of their own."""
     with started(PostgresServer.temporary()) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def schemas(postgres_server: PostgresServer) -> Iterator[Schemas]:
+    """Empty schemas of it, used again and again."""
+    pool = Schemas(postgres_server)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

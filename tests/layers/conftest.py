@@ -6,7 +6,7 @@ One of them is a memory engine behind the policy of a keeper: no layer needs mor
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,20 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=["memory", "policed", "sqlite", "redis", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A new store of each kind."""
-    number = next(_numbers)
     if request.param == "policed":
         if getattr(request.module, "FOR_ADMINISTRATORS", False):
             pytest.skip("agents have no business in this layer")
         monkeypatch.setitem(registry.ENGINES, "policed", open_policed)
-        return "policed:"
-    if request.param == "redis":
-        return f"{request.getfixturevalue('redis_server').url}?prefix=layers{number}"
-    if request.param == "postgres":
-        return f"{request.getfixturevalue('postgres_server').url}?schema=layers{number}"
-    return "memory:" if request.param == "memory" else str(tmp_path / "team.db")
+        yield "policed:"
+    elif request.param == "redis":
+        yield f"{request.getfixturevalue('redis_server').url}?prefix=layers{next(_numbers)}"
+    elif request.param == "postgres":
+        with request.getfixturevalue("schemas").empty() as empty:
+            yield empty
+    else:
+        yield "memory:" if request.param == "memory" else str(tmp_path / "team.db")
 
 
 @pytest.fixture
