@@ -119,6 +119,10 @@ class Pipe:
         self.close()
 
 
+def _nothing(*_: object) -> None:
+    """What a child without a link says."""
+
+
 class Child:
     """A target that was started. Made by `Launcher.start`."""
 
@@ -140,8 +144,8 @@ class Child:
         self._stdin = stdin
         self._outcome_pipe = outcome
         self._settled = settled
-        self._said: Callable[[bytes], None] = lambda data: None
-        self._close: Callable[[], None] = lambda: None
+        self._said: Callable[[bytes], object] = _nothing
+        self._close: Callable[[], object] = _nothing
         self._hello: asyncio.Future[Hello] = self._loop.create_future()
         self._started: asyncio.Future[Started | Refused] = self._loop.create_future()
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
@@ -279,8 +283,8 @@ class Child:
     async def _end(self, reason: StopReason, grace_ms: int) -> Ended:
         if self._asked is None:
             self._asked = reason
-        with contextlib.suppress(Conflict, Unavailable):
-            await self._ask(Stop(reason, grace_ms))
+        with contextlib.suppress(Conflict):
+            self._post(Stop(reason, grace_ms))
         await asyncio.wait({self._ended}, timeout=grace_ms / 1000 + ANSWER_S_MAX)
         if not self._ended.done():
             # The warden does not do its work; its death sets the zygote to it.
@@ -293,16 +297,19 @@ class Child:
             )
         return self._ended.result()
 
-    async def _ask(self, request: msgspec.Struct) -> Answer:
+    def _post(self, request: msgspec.Struct) -> asyncio.Future[Answer]:
         if self._ended.done() or self._burial is not None:
             raise Conflict("this child has ended")
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answers.append(answer)
         self._said(frame(request))
+        return answer
+
+    async def _ask(self, request: msgspec.Struct) -> Answer:
+        answer = self._post(request)
         try:
             return await asyncio.wait_for(asyncio.shield(answer), ANSWER_S_MAX)
         except TimeoutError:
-            answer.add_done_callback(lambda late: late.exception())
             raise Unavailable("the warden of this child does not answer; kill() ends both") from None
 
     # --- what its warden says ---
@@ -365,7 +372,7 @@ class Child:
             self._started.set_result(Started(0))  # it was ended before it began
         self._ended.set_result(ended)
         self.close_stdin()
-        self._close()
+        self._hang_up()
         while self._answers:
             answer = self._answers.popleft()
             if not answer.done():
@@ -413,4 +420,9 @@ class Child:
         if self._outcome_pipe.fd >= 0:
             self._loop.remove_reader(self._outcome_pipe.fd)
             self._outcome_pipe.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Nothing is said any more; a child that nobody holds is freed at once, with its descriptors."""
         self._close()
+        self._said, self._close = _nothing, _nothing

@@ -18,6 +18,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -140,6 +141,9 @@ class Launcher:
         self._zygote: _Zygote | None = None
         self._hiring = asyncio.Lock()
         self._children: set[Child] = set()
+        """Those that have not ended."""
+        self._known: weakref.WeakSet[Child] = weakref.WeakSet()
+        """And those whose output somebody may still read."""
         self._closed = False
 
     async def __aenter__(self) -> Launcher:
@@ -152,7 +156,7 @@ class Launcher:
     @property
     def children(self) -> frozenset[Child]:
         """Those that have not ended."""
-        return frozenset(child for child in self._children if not child.has_ended)
+        return frozenset(self._children)
 
     @property
     def zygote_pid(self) -> int | None:
@@ -162,7 +166,11 @@ class Launcher:
     async def open(self) -> None:
         """Start the zygote, so that the first launch is a warm one."""
         kernel.check()
-        await self._hire()
+        try:
+            await self._hire()
+        except BaseException:
+            await self.close()
+            raise
 
     async def start(self, order: Order) -> Child:
         """Start what is ordered. Raises NotRunnable or TargetMissing for a command that cannot be executed.
@@ -172,24 +180,26 @@ class Launcher:
         if self._allowed is not None:
             self._allowed.check(order)
         work = self._work(order)
+        problem: Unavailable | None = None
         for _ in range(ATTEMPTS_MAX):
-            zygote = await self._hire()
+            try:
+                zygote = await self._hire()
+            except Unavailable as exc:
+                problem = exc
+                continue
             child = await self._try(order, work, zygote)
             if child is not None:
                 return child
         raise Unavailable(
-            "no process could be forked; the machine has too many, or too little memory. Nothing was started"
-        )
+            "no process could be forked: the machine has too many, or too little memory. Nothing was started"
+        ) from problem
 
     async def close(self) -> None:
-        """Kill every child that lives, and end the zygote."""
+        """Kill every child that lives, and end the zygote. Output that was not read is gone."""
         self._closed = True
-        living = self.children
-        if living:
-            await asyncio.gather(*(child.kill() for child in living), return_exceptions=True)
-        for child in tuple(self._children):
+        await asyncio.gather(*(child.kill() for child in self.children), return_exceptions=True)
+        for child in tuple(self._known):
             child._release()
-        self._children.clear()
         async with self._hiring:
             if self._zygote is not None:
                 await self._zygote.leave()
@@ -236,6 +246,9 @@ class Launcher:
         if isinstance(started, Refused):
             child._release()
             raise (TargetMissing if started.missing else NotRunnable)(started.message)
+        self._known.add(child)
+        if child.has_ended:
+            return child
         self._children.add(child)
         child._ended.add_done_callback(lambda _: self._children.discard(child))
         return child

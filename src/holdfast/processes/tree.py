@@ -24,6 +24,7 @@ ROUNDS_MAX: Final = 64
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_HAS_SHARES: Final = os.path.exists("/proc/self/smaps_rollup")
 _STOPPED: Final = frozenset("TtZXx")
 
 
@@ -164,22 +165,29 @@ def measure(root: int, *, memory_limit: int | None = None) -> Use:
     living = [member for member in found if not member.is_dead]
     memory = sum(member.memory for member in living)
     if memory_limit is not None and memory > memory_limit:
-        memory = sum(_share(member) for member in living)
+        memory = _shares(living)
     fds = sum(_open_files(member.pid) for member in living)
     # Who is dead and not yet waited for still has its CPU time; afterwards its parent has it.
     return Use(memory, sum(member.cpu_seconds for member in found), fds, len(living))
 
 
+def _shares(living: list[Member]) -> int:
+    """The proportional shares of memory, summed. Read twice: who ends in between leaves its share to those read later."""
+    return min(sum(map(_share, living)) for _ in range(2))
+
+
 def _share(member: Member) -> int:
-    """A process's proportional share of the memory it uses; resident memory where that cannot be read."""
+    """A process's proportional share of the memory it uses; resident memory where that may not be read."""
     try:
         with open(f"/proc/{member.pid}/smaps_rollup", "rb", buffering=0) as file:
             for line in file.readall().splitlines():
                 if line.startswith(b"Pss:"):
                     return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
+    except PermissionError:
         return member.memory
-    return member.memory
+    except OSError:
+        return 0 if _HAS_SHARES else member.memory
+    return 0  # it has ended meanwhile
 
 
 def _open_files(pid: int) -> int:

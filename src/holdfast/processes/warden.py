@@ -109,7 +109,9 @@ class Warden:
         """Passes of killing so far."""
         self._due: dict[str, int] = {}
         """What happens when, in elapsed milliseconds."""
-        self._paused_at: int | None = None
+        self._paused = False
+        self._time_left_ms: int | None = None
+        """Of the timeout, while the tree is paused."""
         self._held = False
         self._peak_memory = self._max_fds = 0
         self._own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -234,7 +236,7 @@ class Warden:
         self._due.pop("throttle", None)
         self._due.pop("still", None)
         tree.signal_all(self._self, signal.SIGTERM)
-        self._paused_at, self._held = None, False
+        self._paused = self._held = False
         tree.signal_all(self._self, signal.SIGCONT)
 
     def _fell(self, reason: Reason | None) -> None:
@@ -249,8 +251,10 @@ class Warden:
     def _pause(self) -> None:
         if self._felling or self._reason is not None:
             return
-        if self._paused_at is None:
-            self._paused_at = elapsed_ms()
+        if not self._paused:
+            self._paused = True
+            at = self._due.pop("timeout", None)
+            self._time_left_ms = None if at is None else max(1, at - elapsed_ms())
             self._show("paused")
         tree.freeze(self._self)
         deadline = elapsed_ms() + FREEZING_MS_MAX
@@ -259,11 +263,11 @@ class Warden:
         self._schedule("still", STILL_MS)
 
     def _resume(self) -> None:
-        if self._paused_at is None:
+        if not self._paused:
             return
-        if "timeout" in self._due:
-            self._due["timeout"] += elapsed_ms() - self._paused_at
-        self._paused_at = None
+        self._paused = False
+        if self._time_left_ms is not None:
+            self._schedule("timeout", self._time_left_ms)
         self._due.pop("still", None)
         self._counted_at = elapsed_ms()
         self._show("running")
@@ -293,7 +297,7 @@ class Warden:
         assert self._work.cpu_percent is not None  # noqa: S101 - it is only scheduled with one
         share = self._work.cpu_percent / 100
         now, spent = elapsed_ms(), self._cpu_seconds()
-        if self._paused_at is None:
+        if not self._paused:
             self._balance_ms += (now - self._counted_at) * share - (spent - self._spent) * 1000
             self._balance_ms = min(self._balance_ms, THROTTLE_BURST_MS * share)
         self._counted_at, self._spent = now, spent
@@ -303,7 +307,7 @@ class Warden:
                 self._held = True
             self._schedule("throttle", min(-self._balance_ms / share, HELD_MS_MAX))
         else:
-            if self._held and self._paused_at is None:
+            if self._held and not self._paused:
                 tree.signal_all(self._self, signal.SIGCONT)
             self._held = False
             self._schedule("throttle", THROTTLE_MS)

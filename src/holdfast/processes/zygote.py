@@ -43,10 +43,10 @@ LEAVING_MS_MAX: Final = 5_000
 class Zygote:
     """The process's state: who its wardens are."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, slot: Slot) -> None:
         self._link = link
         self._wardens: set[int] = set()
-        self._slot = Slot(SLOT_BYTES)
+        self._slot = slot
         self._bell = hang_bell()
 
     def run(self) -> None:
@@ -66,9 +66,11 @@ class Zygote:
     def _launch(self) -> bool:
         """Fork a warden; False when the launcher is gone."""
         try:
-            word, fds, _, _ = socket.recv_fds(self._link, 1, len(Streams._fields), socket.MSG_CMSG_CLOEXEC)
+            word, fds, _, _ = socket.recv_fds(self._link, 1, len(Streams._fields))
         except OSError:
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)  # recv_fds has flags for it, and ignores them
         if not word:
             return False
         if len(fds) == len(Streams._fields):
@@ -155,6 +157,7 @@ def main(fd: int, modules: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the launcher, which ends what it started
     become_subreaper()
+    slot = Slot(SLOT_BYTES)  # before the first title, which wipes out the memory that it looks in
     show("zygote", "ready")
     assert asyncio.run is not None  # noqa: S101 - imported here, so that no target has to
     try:
@@ -172,7 +175,7 @@ def main(fd: int, modules: list[str]) -> None:
     gc.collect()
     gc.disable()
     gc.freeze()
-    Zygote(link).run()
+    Zygote(link, slot).run()
 
 
 if __name__ == "__main__":
