@@ -24,9 +24,10 @@ from typing import Final
 
 from holdfast.clock import Clock, SystemClock, duration_ms
 from holdfast.codec import encode
-from holdfast.errors import InvalidInput, NotRunnable, TargetMissing, Unavailable
+from holdfast.errors import InvalidInput, NotRunnable, OutcomeUnknown, TargetMissing, Unavailable
 from holdfast.processes import kernel
 from holdfast.processes.child import Child, Pipe, Stream
+from holdfast.processes.leftovers import settle_leftovers
 from holdfast.processes.links import Link
 from holdfast.processes.messages import Ready, Refused, Settled, Work, frame, news
 from holdfast.processes.orders import Allowed, Order
@@ -239,7 +240,14 @@ class Launcher:
                 child._release()
                 return None  # it had not been told what to do
             link.say(frame(work))
-            started = await child._started
+            try:
+                started = await child._started
+            except Unavailable:
+                await zygote.settled(child._hello.result().pid)
+                await settle_leftovers(order.marker)
+                raise OutcomeUnknown(
+                    "its warden was killed while it was being started: it may have begun, and is dead now"
+                ) from None
         except BaseException:
             child._release()  # the warden sees it and ends what it started
             raise
