@@ -22,11 +22,15 @@ executed at all. How it survives the death of each part is drawn in docs/decisio
 
 from __future__ import annotations
 
-from holdfast.processes.child import Child, Ended, Usage
-from holdfast.processes.launcher import Launcher
-from holdfast.processes.leftovers import settle_leftovers
-from holdfast.processes.messages import Failure
-from holdfast.processes.orders import Allowed, Limits, Order
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.processes.child import Child, Ended, Usage
+    from holdfast.processes.launcher import Launcher
+    from holdfast.processes.leftovers import settle_leftovers
+    from holdfast.processes.messages import Failure
+    from holdfast.processes.orders import Allowed, Limits, Order
 
 __all__ = [
     "Allowed",
@@ -39,3 +43,24 @@ __all__ = [
     "Usage",
     "settle_leftovers",
 ]
+
+_HOMES: Final = {
+    "Allowed": "holdfast.processes.orders",
+    "Child": "holdfast.processes.child",
+    "Ended": "holdfast.processes.child",
+    "Failure": "holdfast.processes.messages",
+    "Launcher": "holdfast.processes.launcher",
+    "Limits": "holdfast.processes.orders",
+    "Order": "holdfast.processes.orders",
+    "Usage": "holdfast.processes.child",
+    "settle_leftovers": "holdfast.processes.leftovers",
+}
+"""Loaded when they are used: a zygote is in this package too, and needs none of the launcher's side."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.processes' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

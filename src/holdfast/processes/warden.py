@@ -60,7 +60,8 @@ YOUNG_MS: Final = 500
 LIMITED_SAMPLES_MS: Final = 50
 """The pace afterwards, where a limit must be watched."""
 FREE_SAMPLES_MS: Final = 1_000
-"""The pace afterwards where there is none."""
+FREE_SAMPLES_MS_MAX: Final = 10_000
+"""The pace afterwards where there is none: every second at first, then a twentieth of the tree's age."""
 THROTTLE_MS: Final = 20
 """The pace at which the CPU of a limited tree is looked at while it runs."""
 THROTTLE_BURST_MS: Final = 100
@@ -286,11 +287,16 @@ class Warden:
             self._fell("memory")
         elif work.max_fds is not None and use.fds > work.max_fds:
             self._fell("fds")
-        elif elapsed_ms() - self._began < YOUNG_MS:
-            self._schedule("sample", FIRST_SAMPLES_MS)
         else:
-            limited = work.memory_bytes is not None or work.max_fds is not None
-            self._schedule("sample", LIMITED_SAMPLES_MS if limited else FREE_SAMPLES_MS)
+            self._schedule("sample", self._pace())
+
+    def _pace(self) -> float:
+        age = elapsed_ms() - self._began
+        if age < YOUNG_MS:
+            return FIRST_SAMPLES_MS
+        if self._work.memory_bytes is not None or self._work.max_fds is not None:
+            return LIMITED_SAMPLES_MS
+        return min(max(FREE_SAMPLES_MS, age / 20), FREE_SAMPLES_MS_MAX)
 
     def _throttle(self) -> None:
         """Stop a tree that used more than its share, until the share has caught up."""
