@@ -34,6 +34,7 @@ READS_TIME = {
 PUBLIC_MODULES = {
     "holdfast": "what users import",
     "holdfast.blocking": "what users without an event loop import",
+    "holdfast.processes": "what a task manager imports",
     "holdfast.testing": "what authors of engines import",
     "holdfast.middleware.policy": "what a server imports that guards an engine",
 }

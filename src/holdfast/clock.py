@@ -94,6 +94,11 @@ async def sleep_or(clock: Clock, at_ms: int | None, event: asyncio.Event) -> boo
     return event.is_set()
 
 
+def elapsed_ms() -> int:
+    """Milliseconds since some moment in the past, which never fall: to measure how long something took, never when it was."""
+    return time.monotonic_ns() // 1_000_000
+
+
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Read a duration given by a person; it must be positive and at most a hundred years."""
     if isinstance(value, bool):

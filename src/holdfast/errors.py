@@ -9,6 +9,8 @@
     ├── Compacted                read the state afresh, then watch from now
     ├── InvalidInput             fix the call
     │   ├── IncompatibleStore    open another file, or upgrade
+    │   ├── NotRunnable          give the command or function another form
+    │   │   └── TargetMissing    install it, or correct its name
     │   └── SchemaViolation      make the value what its type's schema says
     ├── MigrationFailed          bring the step to this process, or mend it
     ├── AuthenticationFailed     present a valid token
@@ -125,6 +127,25 @@ class IncompatibleStore(InvalidInput):
     code = "incompatible_store"
     http_status = 400
     exit_code = 9
+
+
+class NotRunnable(InvalidInput):
+    """What should run is there and cannot be run: no permission, no program, no callable, no such working directory.
+
+    Nothing was started. The exit code is the one shells have for it.
+    """
+
+    code = "not_runnable"
+    http_status = 400
+    exit_code = 126
+
+
+class TargetMissing(NotRunnable):
+    """There is no command or function of this name; nothing was started."""
+
+    code = "target_missing"
+    http_status = 400
+    exit_code = 127
 
 
 class Violation(NamedTuple):
