@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
@@ -52,6 +52,15 @@ ATTEMPTS_MAX: Final = 16
 log = logging.getLogger("holdfast.locks")
 
 
+class Closed(Protocol):
+    """Something that ends with its store."""
+
+    async def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Closed)
+
+
 class Coordination:
     """What the coordination of a store shares: the leases it keeps alive, the lines it stands in, the entries it waits for.
 
@@ -64,6 +73,7 @@ class Coordination:
         self.sizes: dict[str, int] = {}
         """Sizes that were compared with what is stored, by space and key."""
         self._lines: dict[str, Lines] = {}
+        self._shared: dict[Hashable, Any] = {}
         self._awaited: dict[tuple[str, str], Awaiting] = {}
 
     def lines(self, scope: Scope) -> Lines:
@@ -78,7 +88,20 @@ class Coordination:
             self._awaited[name] = Awaiting(self._engine or scope.engine, scope.space, prefix, scope.clock)
         return self._awaited[name]
 
+    def shared(self, name: Hashable, make: Callable[[], S]) -> S:
+        """What all of this store have in common under a name; closed with it, what was made last first."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        found: S = self._shared[name]
+        return found
+
+    def forget(self, name: Hashable) -> None:
+        """Nobody needs it any more."""
+        self._shared.pop(name, None)
+
     async def close(self) -> None:
+        for part in reversed(list(self._shared.values())):
+            await part.close()
         for awaited in self._awaited.values():
             awaited.stop()
         for lines in self._lines.values():
