@@ -29,6 +29,7 @@ from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
 from holdfast.layers.standings import Locks
+from holdfast.layers.tasks import Tasks
 from holdfast.layers.transact import ATTEMPTS_MAX
 from holdfast.layers.watching import RecordChanges, watch_records
 
@@ -208,6 +209,11 @@ class Space:
             lease_ms=duration_ms(lease, name="lease"),
             version=version,
         )
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """Functions and commands that managers run as processes: submit, find, list, observe."""
+        return Tasks(self._scope, self._coordination, lambda: self.blobs)
 
     @cached_property
     def queues(self) -> Queues:

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from holdfast import ManualClock, Message, Outcome, Space, TaskSpec
+from holdfast import ManualClock, Message, Space, TaskOutcome, TaskSpec
 from holdfast.layers.leases import Leases
 from holdfast.layers.locks import Coordination
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.task_launch import Launch
-from holdfast.layers.task_ledger import Ledger
+from holdfast.layers.task_ledger import TaskLedger
 from holdfast.layers.task_states import TaskState
 from holdfast.layers.task_submission import SPAWN_REQUESTS
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 DEADLINE_S = 20
 ADD = TaskSpec(function="jobs:add", args=(1, 2))
 TRUE = TaskSpec(command=("true",))
-DONE = Outcome("completed", return_code=0)
-BROKEN = Outcome("failed", return_code=1, reason="it broke")
+DONE = TaskOutcome("completed", return_code=0)
+BROKEN = TaskOutcome("failed", return_code=1, reason="it broke")
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -33,14 +33,14 @@ async def request(space: Space, wait: Any = 0) -> Message:
     return await soon(space.queue(SPAWN_REQUESTS).take(wait=wait))
 
 
-async def taken(space: Space, ledger: Ledger, wait: Any = 0) -> Launch:
+async def taken(space: Space, ledger: TaskLedger, wait: Any = 0) -> Launch:
     """The next task, in the manager's hands."""
     launch = await ledger.spawning(await request(space, wait))
     assert launch is not None
     return launch
 
 
-async def begun(space: Space, ledger: Ledger, wait: Any = 0) -> Launch:
+async def begun(space: Space, ledger: TaskLedger, wait: Any = 0) -> Launch:
     """The next task, running."""
     launch = await taken(space, ledger, wait)
     await ledger.running(launch, pid=4711)
@@ -48,7 +48,7 @@ async def begun(space: Space, ledger: Ledger, wait: Any = 0) -> Launch:
 
 
 async def done(
-    space: Space, ledger: Ledger, outcome: Outcome = DONE, *, output: bytes = b"", wait: Any = 0
+    space: Space, ledger: TaskLedger, outcome: TaskOutcome = DONE, *, output: bytes = b"", wait: Any = 0
 ) -> TaskState:
     """The next task, run to its end."""
     launch = await begun(space, ledger, wait)
@@ -58,7 +58,7 @@ async def done(
 
 
 @asynccontextmanager
-async def mortal(space: Space, **options: Any) -> AsyncIterator[tuple[Ledger, Space, Leases]]:
+async def mortal(space: Space, **options: Any) -> AsyncIterator[tuple[TaskLedger, Space, Leases]]:
     """A manager, and the space as it sees it, that can be made to die as a process does: when `Leases` is closed."""
     leases = Leases(space._scope.clock)
     view = Space(space._scope, space._blob_folder, Coordination(leases))

@@ -1,6 +1,6 @@
 """Alerts on tasks: when one comes to a state, stays in one for too long, or too many do so too fast.
 
-    async for alert in space.tasks.alerts(Rule("failures", status="failed", count=10, within="1m")): ...
+    async for alert in space.tasks.alerts(AlertRule("failures", status="failed", count=10, within="1m")): ...
 
 A rule with an `age` is about tasks that are in a state for longer; one with a `count` about so many within a time; any other about each
 task that comes to the state. Everything is from the feed and the indexes: those that live are read at the beginning, and from then
@@ -40,7 +40,7 @@ PENDING_MAX: Final = 10_000
 """Events that wait for whoever reads the alerts; more are not read from the feed until then."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AlertRule(msgspec.Struct, frozen=True):
     """When to raise an alert."""
 
     name: str
@@ -73,12 +73,12 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Alert(NamedTuple):
-    """A rule that applies. `state` is the task's, of the last one for a rate; `count` how many there were."""
+    """A rule that applies. `state` is the task's, of the last one for a rate; `number` how many there were."""
 
-    rule: Rule
+    rule: AlertRule
     state: TaskState
     at_ms: int
-    count: int
+    number: int
     cursor: str | None
     """Where the feed had been followed to: resume there."""
 
@@ -86,7 +86,7 @@ class Alert(NamedTuple):
 class _Watch:
     """What the rules know of the tasks so far."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         self.rules = rules
         self.living: dict[str, TaskState] = {}
         """By tid, those that an age may be reached by."""
@@ -116,7 +116,7 @@ class _Watch:
                 found.append(Alert(rule, state, at_ms, 1, cursor))
         return found
 
-    def _rated(self, rule: Rule, number: int, state: TaskState, at_ms: int, cursor: str | None) -> list[Alert]:
+    def _rated(self, rule: AlertRule, number: int, state: TaskState, at_ms: int, cursor: str | None) -> list[Alert]:
         times = self.rates.setdefault(number, deque(maxlen=COUNT_MAX))
         times.append(at_ms)
         within = duration_ms(rule.within)
@@ -139,7 +139,7 @@ class _Watch:
         return found
 
 
-async def alerts(scope: Scope, rules: Sequence[Rule], cursor: str | None) -> AsyncIterator[Alert]:
+async def alerts(scope: Scope, rules: Sequence[AlertRule], cursor: str | None) -> AsyncIterator[Alert]:
     """Alerts as they are due, without end."""
     if not 0 < len(rules) <= RULES_MAX:
         raise InvalidInput(f"there are between 1 and {RULES_MAX} rules, not {len(rules)}")

@@ -104,7 +104,7 @@ async def read_event(scope: Scope, change: Change) -> TaskEvent | None:
         return None
 
 
-class Overview:
+class TaskOverview:
     """How many tasks are in each state, how long they took, how many end per minute. Made by `space.tasks.overview`."""
 
     def __init__(self, scope: Scope, window: Duration = "5m") -> None:
@@ -125,16 +125,14 @@ class Overview:
         for status, entry in zip(STATUSES, entries, strict=True):
             self.counts[status] = 0 if entry is None else integer(entry.value) or 0
 
-    async def follow(self, *, live: bool = True) -> AsyncIterator[Overview]:
+    async def follow(self, *, live: bool = True) -> AsyncIterator[TaskOverview]:
         """Itself, each time it has changed; with `live=False` until it is up to date."""
-        async for commit in self._scope.engine.watch(
-            self._scope.space, COUNTS, LOG, cursor=self.cursor, live=live
-        ):
+        async for commit in self._scope.engine.watch(self._scope.space, COUNTS, LOG, cursor=self.cursor, live=live):
             for change in commit.changes:
                 if change.key.startswith(COUNTS):
                     status = change.key[len(COUNTS) :]
                     if status in self.counts:
-                        self.counts[status] = integer(change.value) or 0 if change.exists else 0  # type: ignore[index]
+                        self.counts[status] = integer(change.value) or 0 if change.exists else 0
                 elif (event := await read_event(self._scope, change)) is not None:
                     self._note(event, commit.at)
             self.cursor = commit.cursor
@@ -164,8 +162,8 @@ class Overview:
         return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
-async def overview(scope: Scope, window: Duration) -> Overview:
+async def overview(scope: Scope, window: Duration) -> TaskOverview:
     """A view with the counts of now."""
-    view = Overview(scope, window)
+    view = TaskOverview(scope, window)
     await view.load()
     return view

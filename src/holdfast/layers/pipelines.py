@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.clock import Duration, as_datetime, sleep_or
 from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Entry, Operation, Put, cursor_at
+from holdfast.engine import SCAN_MAX, Absent, Entry, Operation, Put, cursor_at
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound, TaskFailed, TaskPending
 from holdfast.keys import check_name
 from holdfast.layers.blobs import Blobs
@@ -213,9 +213,11 @@ class _Step:
 
     async def _look(self) -> None:
         """See what has become of the tasks that were not over."""
-        keys = [state_key(part.tid) for stage in self._stages.values() for part in stage.parts if part.status not in ENDED]
+        keys = [
+            state_key(part.tid) for stage in self._stages.values() for part in stage.parts if part.status not in ENDED
+        ]
         entries = await self._scope.engine.get(self._scope.space, keys) if keys else []
-        now = {key: entry for key, entry in zip(keys, entries, strict=True)}
+        now = dict(zip(keys, entries, strict=True))
         for name, stage in self._stages.items():
             parts = tuple(_looked_at(part, now) for part in stage.parts)
             done = stage.items is not None and len(parts) == stage.items
@@ -261,9 +263,7 @@ class _Step:
             parts.append(self._submit(stage, items[len(parts)], len(parts), 1))
             live += 1
         status = "completed" if not items else "running"
-        self._stages[stage.name] = msgspec.structs.replace(
-            state, status=status, items=len(items), parts=tuple(parts)
-        )
+        self._stages[stage.name] = msgspec.structs.replace(state, status=status, items=len(items), parts=tuple(parts))
 
     def _lacks(self, state: StageState, workers: int) -> bool:
         live = sum(part.status not in ENDED for part in state.parts)
@@ -279,9 +279,7 @@ class _Step:
         tid = new_tid(now)
         spec = TaskSpec.of({"name": f"{self._before.spec.name}.{stage.name}"[:128], **stage.spec})
         link = Link(self._before.id, stage.name, item, try_)
-        made = submission(
-            tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, link=link
-        )
+        made = submission(tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, link=link)
         self.operations += made.operations
         self._submitted += 1
         return Part(tid, try_)

@@ -65,6 +65,7 @@ async def _collect(engine: Engine, space: str, entry: Entry) -> bool:
     ):
         while found := (await engine.scan(space, prefix, limit=OPERATIONS_MAX)).entries:
             await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(Delete(each.key) for each in found)))
+    counted: tuple[Increment, ...]
     try:
         counted = (Increment(COUNTS + status_in(entry.tag), -1),)
     except Damaged:

@@ -59,7 +59,7 @@ class Control(NamedTuple):
         return bool(self.fields.get("eof"))
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class ControlAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a command."""
 
     command: str
@@ -88,14 +88,16 @@ def control_of(key: str, value: bytes, owner: str) -> Control:
     """Read a command; what is none says why."""
     tid, _, id = key[len(CTRL_IN) :].partition("/")
     try:
-        told = decode(value)
+        told: Any = decode(value)
     except Error as exc:
         return Control(tid, id, "", owner, {}, str(exc))
     if not isinstance(told, dict) or not isinstance(told.get("command"), str):
         return Control(tid, id, "", owner, {}, 'a control message is an object such as {"command": "STOP"}')
     command = told["command"].upper()
     if command not in COMMANDS:
-        return Control(tid, id, command, owner, {}, f"there is no command {command!r:.40}; there are {', '.join(COMMANDS)}")
+        return Control(
+            tid, id, command, owner, {}, f"there is no command {command!r:.40}; there are {', '.join(COMMANDS)}"
+        )
     control = Control(tid, id, command, owner, told)
     try:
         control.data  # noqa: B018 - read to see whether it can be
@@ -105,9 +107,13 @@ def control_of(key: str, value: bytes, owner: str) -> Control:
 
 
 def answering(
-    control: Control, status: Literal["ok", "rejected", "error"], now_ms: int, message: str | None = None, **details: Any
+    control: Control,
+    status: Literal["ok", "rejected", "error"],
+    now_ms: int,
+    message: str | None = None,
+    **details: Any,
 ) -> Parts:
     """What answers a command, on condition that nobody has."""
-    told = Answer(control.command, status, as_datetime(now_ms), message, details)
+    told = ControlAnswer(control.command, status, as_datetime(now_ms), message, details)
     put = Put(f"{CTRL_OUT}{control.tid}/{control.id}", encode(told), ANSWER_TTL_MS)
     return Parts((Present(control.key),), (Delete(control.key), put))

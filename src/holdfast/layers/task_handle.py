@@ -16,19 +16,19 @@ TaskFailed, with its state. A time to wait that is over raises TaskPending: the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from holdfast.clock import Clock, Duration, as_datetime, sleep_or
 from holdfast.codec import decode
-from holdfast.engine import SCAN_MAX, Delete, Entry, Increment, cursor_at
+from holdfast.engine import Delete, Entry, Increment, cursor_at
 from holdfast.errors import Compacted, Conflict, Damaged, NotFound, TaskFailed, TaskPending
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.locks import Coordination, wait_ms
 from holdfast.layers.queue_entries import depth_key
 from holdfast.layers.scope import Scope
-from holdfast.layers.task_control import ENDING, Answer, Command, asking, writing
+from holdfast.layers.task_control import ENDING, Command, ControlAnswer, asking, writing
 from holdfast.layers.task_output import (
     StreamName,
     chunk_key,
@@ -66,7 +66,7 @@ PAGE: Final = 64
 LOG_PAGE: Final = 500
 
 
-class Chunk(NamedTuple):
+class OutputChunk(NamedTuple):
     """Output, as far as it was printed at once. `number` is where `stream(after=…)` goes on."""
 
     number: int
@@ -147,7 +147,7 @@ class TaskHandle:
             parts.append(data_of(told))
         return b"".join(parts)
 
-    async def stream(self, *, after: int | None = None) -> AsyncIterator[Chunk]:
+    async def stream(self, *, after: int | None = None) -> AsyncIterator[OutputChunk]:
         """What it prints, live and in order, from the beginning or behind a chunk that was seen; the last one is final.
 
         A task that did not stream gives its output when it ends. What was too large to be kept inline comes from its blob, in
@@ -166,15 +166,15 @@ class TaskHandle:
                     held: bytes | None = None
                     async for piece in read_spilled(self._blobs(), ref_of(told), skip=read):
                         if held is not None:
-                            yield Chunk(number, held, False, None, attempt)
+                            yield OutputChunk(number, held, False, None, attempt)
                         held = piece
-                    yield Chunk(number, held or b"", True, None, attempt)
+                    yield OutputChunk(number, held or b"", True, None, attempt)
                     return
                 data = data_of(told)
                 read += len(data)
-                yield Chunk(number, data, bool(told.get("final")), told.get("stream"), attempt)
+                yield OutputChunk(number, data, bool(told.get("final")), told.get("stream"), attempt)
 
-    async def _follow(self, number: int) -> AsyncIterator[dict[str, Any]]:
+    async def _follow(self, number: int) -> AsyncGenerator[dict[str, Any], None]:
         """Envelopes from a number on, until the final one or the end of the task."""
         engine, space = self._scope.engine, self._scope.space
         while True:
@@ -228,36 +228,38 @@ class TaskHandle:
 
     # --- control ---
 
-    async def stop(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def stop(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """End it, politely first: cancelled. A task that has not begun is cancelled at once."""
         return await self.control("STOP", wait=wait)
 
-    async def cancel(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def cancel(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """What `stop` does, by its other name."""
         return await self.control("CANCEL", wait=wait)
 
-    async def kill(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def kill(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """End it at once: killed; cancelled if it has not begun."""
         return await self.control("KILL", wait=wait)
 
-    async def pause(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def pause(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """Let it rest: none of its processes runs until `resume`."""
         return await self.control("PAUSE", wait=wait)
 
-    async def resume(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def resume(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """Let it go on."""
         return await self.control("RESUME", wait=wait)
 
-    async def ping(self, *, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def ping(self, *, wait: Duration | None = ANSWER_WAIT) -> ControlAnswer:
         """Whether its manager answers."""
         return await self.control("PING", wait=wait)
 
-    async def write(self, data: bytes | str, *, eof: bool = False, wait: Duration | None = ANSWER_WAIT) -> Answer:
+    async def write(
+        self, data: bytes | str, *, eof: bool = False, wait: Duration | None = ANSWER_WAIT
+    ) -> ControlAnswer:
         """Type into an interactive task; `eof` closes its standard input."""
         raw = data.encode() if isinstance(data, str) else data
         return await self.control("WRITE", wait=wait, **writing(raw, eof))
 
-    async def control(self, command: Command, *, wait: Duration | None = ANSWER_WAIT, **fields: Any) -> Answer:
+    async def control(self, command: Command, *, wait: Duration | None = ANSWER_WAIT, **fields: Any) -> ControlAnswer:
         """Give a command and await its answer. Conflict when the task has ended; TaskPending when no answer comes in time."""
         if command in ENDING and (answer := await self._cancel_unbegun(command)) is not None:
             return answer
@@ -269,7 +271,7 @@ class TaskHandle:
         id = str(receipt.results[0]).rpartition("/")[2]
         return await self._answer(id, command, wait)
 
-    async def _answer(self, id: str, command: str, wait: Duration | None) -> Answer:
+    async def _answer(self, id: str, command: str, wait: Duration | None) -> ControlAnswer:
         key, clock, given = f"{CTRL_OUT}{self.tid}/{id}", self._scope.clock, wait_ms(wait)
         deadline = None if given is None else clock.now_ms() + given
         awaiting = self._coordination.awaiting
@@ -280,20 +282,21 @@ class TaskHandle:
             while True:
                 answer, entry = await self._scope.engine.get(self._scope.space, [key, self._key])
                 if answer is not None:
-                    return decode(answer.value, Answer)
+                    return decode(answer.value, ControlAnswer)
                 if entry is None or (state := state_of(entry)).ended:
                     return _ended(command, None if entry is None else state)
                 if given == 0 or not await _either(clock, deadline, changed, moved):
                     raise TaskPending(
-                        f"task {self.tid} was told to {command}, and no manager has answered yet; the command stays", state=state
+                        f"task {self.tid} was told to {command}, and no manager has answered yet; the command stays",
+                        state=state,
                     )
                 changed.clear()
                 moved.clear()
 
-    async def _cancel_unbegun(self, command: Command) -> Answer | None:
+    async def _cancel_unbegun(self, command: Command) -> ControlAnswer | None:
         """End a task that no manager has taken: the store alone does it. None when one has."""
 
-        async def work(tx: Transaction) -> Answer | None:
+        async def work(tx: Transaction) -> ControlAnswer | None:
             [entry] = await tx.read(self._key)
             if entry is None:
                 raise self._not_found()
@@ -362,12 +365,12 @@ async def _either(clock: Clock, deadline: int | None, *events: asyncio.Event) ->
         await asyncio.gather(*relays, return_exceptions=True)
 
 
-def _ended(command: str, state: TaskState | None) -> Answer:
+def _ended(command: str, state: TaskState | None) -> ControlAnswer:
     """The answer that the end of a task is."""
     at = as_datetime(0) if state is None or state.completed_at is None else state.completed_at
     done = state is not None and command in ENDING and state.status in ("cancelled", "killed")
     what = "gone" if state is None else state.status
-    return Answer(command, "ok" if done else "rejected", at, f"the task is {what}", {"state": what})
+    return ControlAnswer(command, "ok" if done else "rejected", at, f"the task is {what}", {"state": what})
 
 
 def _is_over(tag: str) -> bool:

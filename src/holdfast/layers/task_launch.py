@@ -52,7 +52,7 @@ class Request(Protocol):
         ...
 
 
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a task ended, as its manager saw it."""
 
     status: Literal["completed", "failed", "timeout", "cancelled", "killed"]

@@ -4,7 +4,7 @@
         launch = await ledger.spawning(request)                         # a reserved message of holdfast.spawn.requests
         await ledger.running(launch, pid)                               # acknowledges the request: only now
         await ledger.output(launch, [("stdout", data)])
-        await ledger.finished(launch, Outcome("completed", return_code=0))
+        await ledger.finished(launch, TaskOutcome("completed", return_code=0))
 
 A manager is itself a task, without timeout: its tid is in the registry, `tasks/managers/<tid>`, an entry that expires when its
 heartbeats stop, and every batch here is conditional on it. What it has is indexed under it, `tasks/running/<manager>/<tid>`.
@@ -32,7 +32,7 @@ from holdfast.layers.blobs import Blobs
 from holdfast.layers.leases import Lease
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_control import ENDING, Control, answering, control_of
-from holdfast.layers.task_launch import RESULT_UNSET, Launch, ManagerInfo, Outcome, Request
+from holdfast.layers.task_launch import RESULT_UNSET, Launch, ManagerInfo, Request, TaskOutcome
 from holdfast.layers.task_output import (
     PIECE_BYTES_MAX,
     StreamName,
@@ -51,10 +51,10 @@ from holdfast.layers.task_states import (
     RUNNING,
     STOP_STATUS,
     Parts,
-    Stop,
     StopReason,
     TaskState,
     TaskStatus,
+    TaskStop,
     advance,
     ending,
     error_of,
@@ -75,7 +75,7 @@ PENDING_MAX: Final = 1000
 """Commands to one task that are looked at together."""
 
 
-class Ledger:
+class TaskLedger:
     """What one manager writes. Made by `space.tasks.ledger`."""
 
     def __init__(self, scope: Scope, info: ManagerInfo, lease: Lease, blobs: Blobs) -> None:
@@ -142,7 +142,7 @@ class Ledger:
         if found is None or found[0].ended or found[0].manager != manager or await self._is_held(found[0]):
             return None
         if tid == manager:  # itself, as a task
-            await self._settle(*found, "the manager was lost: its lease ended", None)
+            await self._settle(found[0], found[1], "the manager was lost: its lease ended", None)
             return None
         return await self._take(*found, None)
 
@@ -169,9 +169,7 @@ class Ledger:
                 return
             after = page.entries[-1].key
 
-    async def _take(
-        self, state: TaskState, version: int, spec: TaskSpec, request: Request | None
-    ) -> Launch | None:
+    async def _take(self, state: TaskState, version: int, spec: TaskSpec, request: Request | None) -> Launch | None:
         conditions: tuple[Condition, ...] = ()
         if state.manager is not None and state.manager != self.tid:
             conditions = (Absent(MANAGERS + state.manager),)
@@ -242,7 +240,7 @@ class Ledger:
         """The task is going to be ended for this reason. The first one stays: Conflict when there is another."""
         if reason not in STOP_STATUS:
             raise InvalidInput(f"{reason!r:.40} is no reason to stop; there are {', '.join(STOP_STATUS)}")
-        after = msgspec.structs.replace(launch.state, stop=Stop(reason, as_datetime(self._clock.now_ms()), by))
+        after = msgspec.structs.replace(launch.state, stop=TaskStop(reason, as_datetime(self._clock.now_ms()), by))
         await self._note(launch, after, "control", command=reason.upper(), by=by)
 
     async def output(self, launch: Launch, chunks: Iterable[tuple[StreamName, bytes]]) -> None:
@@ -269,7 +267,7 @@ class Ledger:
             sent = sum(len(piece) for _, piece in group)
             launch.written = Written(written.chunks + len(group), written.attempt, written.size + sent)
 
-    async def finished(self, launch: Launch, outcome: Outcome) -> TaskState:
+    async def finished(self, launch: Launch, outcome: TaskOutcome) -> TaskState:
         """Result, output, what becomes of its message, state, event, index and counts: one commit. Gives the state.
 
         A task that failed and whose policy is requeue does not end while it has attempts left: it waits to be begun again.
@@ -290,7 +288,12 @@ class Ledger:
         result = None
         if outcome.result is not RESULT_UNSET and status == "completed":
             result, more = await kept_result(
-                launch.tid, outcome.result, self._blobs, limit=spec.output_bytes_max, kept_ms=kept_ms, spilled_ms=spilled_ms
+                launch.tid,
+                outcome.result,
+                self._blobs,
+                limit=spec.output_bytes_max,
+                kept_ms=kept_ms,
+                spilled_ms=spilled_ms,
             )
             parts |= more
         after = ending(
@@ -308,8 +311,11 @@ class Ledger:
         )
         how: Settling = "ack" if status == "completed" else policy
         parts |= settling(state, launch.raw, how, now_ms=now, actor=self._scope.actor, reason=after.reason)
-        told = [event(launch.tid, "output_spilled", now, {"size": each.size, "path": self._blobs.path(each.spilled)})
-                for each in (kept, result) if each is not None and each.spilled is not None]
+        told = [
+            event(launch.tid, "output_spilled", now, {"size": each.size, "path": self._blobs.path(each.spilled)})
+            for each in (kept, result)
+            if each is not None and each.spilled is not None
+        ]
         if status != "completed":
             told.append(event(launch.tid, "message_failed", now, {"message_id": launch.tid, "error": after.reason}))
         parts |= Parts((), tuple(told))
@@ -322,7 +328,7 @@ class Ledger:
         spec, content = launch.spec, await launch.spool.finish()
         rest = content
         if isinstance(content, bytes):
-            rest = b"".join(launch.split(stream, b"", final=True) for stream in ("stdout", "stderr"))  # type: ignore[arg-type]
+            rest = b"".join(launch.split(stream, b"", final=True) for stream in ("stdout", "stderr"))
             rest = rest if launch.is_live else content
             while len(rest) > FINAL_BYTES_MAX:
                 await self._send(launch, [("stdout", rest[:FINAL_BYTES_MAX])])
@@ -369,15 +375,15 @@ class Ledger:
         kept_ms, _ = self._kept(status)
         after = ending(state, status, now, reason=reason)
         told = event(state.tid, "message_failed", now, {"message_id": state.tid, "error": reason})
-        parts = Parts(conditions, (told,)) | advance(state, version, after, self._spec(spec, state.tid), now, kept_ms=kept_ms)
+        parts = Parts(conditions, (told,)) | advance(
+            state, version, after, self._spec(spec, state.tid), now, kept_ms=kept_ms
+        )
         if state.manager is not None and state.manager != self.tid:
             parts |= Parts((Absent(MANAGERS + state.manager),), ())
         [message] = await self._get([message_key(state)])
         if message is not None:
             policy: Settling = spec.reserved_policy_on_stop if status == "cancelled" else "keep"
-            parts |= settling(
-                state, message.value, policy, now_ms=now, actor=self._scope.actor, reason=reason
-            )
+            parts |= settling(state, message.value, policy, now_ms=now, actor=self._scope.actor, reason=reason)
         if (chunks := await self._chunks(state)) and state.tid != state.manager:
             parts |= Parts((), (chunk_put(state.tid, chunks, b"", final=True, attempt=state.attempt),))
         if request is not None:

@@ -25,7 +25,7 @@ from holdfast.layers.blobs import Blobs
 from holdfast.layers.leases import Leases
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_launch import ManagerInfo
-from holdfast.layers.task_ledger import Ledger
+from holdfast.layers.task_ledger import TaskLedger
 from holdfast.layers.task_spec import TaskSpec, shown
 from holdfast.layers.task_states import (
     MANAGERS,
@@ -63,7 +63,7 @@ async def registered(
     capacity: int,
     lease: Duration = LEASE_MS / 1000,
     pid: int | None = None,
-) -> AsyncIterator[Ledger]:
+) -> AsyncIterator[TaskLedger]:
     """A manager as long as this lasts: registered, with heartbeats, and a task of its own."""
     if type(capacity) is not int or not 0 < capacity <= CAPACITY_MAX:
         raise InvalidInput(f"a manager's capacity is between 1 and {CAPACITY_MAX:,}, not {capacity!r}")
@@ -73,7 +73,7 @@ async def registered(
     key, parts = MANAGERS + info.tid, _born(info, spec, scope, now)
     await scope.commit((Put(key, encode(info), lease_ms), *parts.operations), parts.conditions)
     kept = leases.keep(scope, key, lease_ms, now)
-    ledger = Ledger(scope, info, kept, blobs)
+    ledger = TaskLedger(scope, info, kept, blobs)
     failed = True
     try:
         yield ledger
@@ -81,7 +81,7 @@ async def registered(
     finally:
         leases.release(kept)
         try:
-            await _gone(scope, ledger, spec, failed=failed)
+            await _gone(kept.guarding(), ledger, spec, failed=failed)
         except Error as exc:
             log.warning("manager %s leaves the registry when its lease ends: %s", info.tid, exc)
 
@@ -102,8 +102,11 @@ def _born(info: ManagerInfo, spec: TaskSpec, scope: Scope, now: int) -> Parts:
     return parts
 
 
-async def _gone(scope: Scope, ledger: Ledger, spec: TaskSpec, *, failed: bool) -> None:
-    """It leaves: its own state, and its entry in the registry, in one commit. What it has not ended others find by that."""
+async def _gone(scope: Scope, ledger: TaskLedger, spec: TaskSpec, *, failed: bool) -> None:
+    """It leaves: its own state, and its entry in the registry, in one commit. What it has not ended others find by that.
+
+    One that has lost its lease writes nothing: others settle it.
+    """
     [entry] = await scope.engine.get(scope.space, [state_key(ledger.tid)])
     parts = Parts((), (Delete(MANAGERS + ledger.tid),))
     if entry is not None and not (state := state_of(entry)).ended:

@@ -54,6 +54,18 @@ _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
+def _check_number(
+    name: str, value: float | None, *, least: float | None = None, above: float | None = None, upto: float
+) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(f"{name} must be a number, not {value!r:.60}")
+    if (least is not None and value < least) or (above is not None and value <= above) or value > upto:
+        floor = f"at least {least:g}" if least is not None else f"more than {above:g}"
+        raise InvalidInput(f"{name} must be {floor} and at most {upto:,}, not {value!r}")
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the whole tree of a task's processes may use. 250 percent of cpu are two and a half cores."""
 
@@ -102,13 +114,13 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     env: dict[str, str] = {}
     working_dir: str | None = None
     timeout: str | int | float | None = None
-    limits: Limits = Limits()
+    limits: Limits = msgspec.field(default_factory=Limits)
     stream_output: bool = False
     interactive: bool = False
     output_size_limit_mb: float = OUTPUT_LIMIT_MB
     reserved_policy_on_stop: ReservedPolicy = "keep"
     reserved_policy_on_error: ReservedPolicy = "keep"
-    retry: TaskRetry = TaskRetry()
+    retry: TaskRetry = msgspec.field(default_factory=TaskRetry)
     priority: int = 0
     name: str | None = None
     tags: tuple[str, ...] = ()
@@ -189,7 +201,10 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
                 raise InvalidInput(f"env must not set {MARKER}: the processes of a task are known by it")
 
     def _check_labels(self) -> None:
-        for what, words, most in (("name", () if self.name is None else (self.name,), NAME_MAX), ("tag", self.tags, TAG_MAX)):
+        for what, words, most in (
+            ("name", () if self.name is None else (self.name,), NAME_MAX),
+            ("tag", self.tags, TAG_MAX),
+        ):
             for word in words:
                 if not 0 < len(word) <= most or not word.isprintable():
                     raise InvalidInput(f"a {what} is printable text of at most {most} characters, not {word!r:.80}")
@@ -324,15 +339,3 @@ def _refuse_unknown(fields: Mapping[str, Any], known: tuple[str, ...], within: s
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f"did you mean {within}{near[0]}?" if near else f"there are {', '.join(known)}"
             raise InvalidInput(f"a task's spec has no field {within + str(name)!r:.80}; {hint}")
-
-
-def _check_number(
-    name: str, value: float | None, *, least: float | None = None, above: float | None = None, upto: float
-) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidInput(f"{name} must be a number, not {value!r:.60}")
-    if (least is not None and value < least) or (above is not None and value <= above) or value > upto:
-        floor = f"at least {least:g}" if least is not None else f"more than {above:g}"
-        raise InvalidInput(f"{name} must be {floor} and at most {upto:,}, not {value!r}")

@@ -39,7 +39,7 @@ STATUSES: Final[tuple[TaskStatus, ...]] = get_args(TaskStatus)
 ENDED: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "timeout", "cancelled", "killed"})
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
     "created": frozenset({"spawning", "failed", "cancelled"}),
-    "spawning": frozenset({"running"}) | ENDED,
+    "spawning": frozenset({"running", "completed", "failed", "timeout", "cancelled", "killed"}),
     "running": ENDED,
 }
 
@@ -74,7 +74,7 @@ STOP_STATUS: Final[dict[StopReason, TaskStatus]] = {
 }
 
 
-class Stop(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskStop(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a task is being ended; the first one that was accepted stays."""
 
     reason: StopReason
@@ -126,7 +126,7 @@ class TaskState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     started_at: datetime | None = None
     completed_at: datetime | None = None
     paused: bool = False
-    stop: Stop | None = None
+    stop: TaskStop | None = None
     return_code: int | None = None
     reason: str | None = None
     error: TaskError | None = None
@@ -186,7 +186,7 @@ def status_in(tag: str) -> TaskStatus:
     type, status = split_tag(tag)
     if type != TYPE or status not in STATUSES:
         raise Damaged(f"{tag!r:.60} is not the tag of a task's state")
-    return status  # type: ignore[return-value]
+    return status
 
 
 def state_of(entry: Entry) -> TaskState:
@@ -259,7 +259,9 @@ def beginning(state: TaskState, spec: dict[str, Any], now_ms: int) -> Parts:
     tag = tag_of(state.status)
     operations = (
         Put(state_key(state.tid), encode(state), tag=tag),
-        event(state.tid, "state_update", now_ms, {"status": state.status, "state": state, "taskspec": spec}, state.status),
+        event(
+            state.tid, "state_update", now_ms, {"status": state.status, "state": state, "taskspec": spec}, state.status
+        ),
         Put(index_key(state), encode(state.title), tag=tag),
         Increment(COUNTS + state.status, 1),
     )
@@ -317,6 +319,7 @@ def event_of(key: str, value: bytes, tag: str) -> TaskEvent:
     """Read a line of a log. What its tag says counts here too."""
     tid, _, id = key[len(LOG) :].partition("/")
     told = decode(value, dict)
+    told.pop("tid", None)  # the key says whose it is
     raw = told.pop("state", None)
     try:
         state = None if raw is None else msgspec.convert(raw, TaskState)

@@ -95,9 +95,7 @@ def reserving(before: TaskState, message: bytes, manager: str) -> Parts:
     return Parts((Present(was),), (Delete(was), put))
 
 
-def settling(
-    state: TaskState, message: bytes, how: Settling, *, now_ms: int, actor: str, reason: str | None
-) -> Parts:
+def settling(state: TaskState, message: bytes, how: Settling, *, now_ms: int, actor: str, reason: str | None) -> Parts:
     """What becomes of the message when its task has ended, or is to be begun again; `state` is the one before."""
     name, key = inbox(state.tid), message_key(state)
     if how == "requeue" and state.manager is None:

@@ -26,15 +26,16 @@ from holdfast.clock import Duration
 from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
-from holdfast.layers.alerts import Alert, Rule, alerts
+from holdfast.layers.alerts import Alert, AlertRule, alerts
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.locks import Coordination
-from holdfast.layers.observers import Overview, Seen, Selection, observe, overview
+from holdfast.layers.observers import Seen, Selection, TaskOverview, observe, overview
 from holdfast.layers.pipelines import Pipelines
+from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.task_launch import ManagerInfo
-from holdfast.layers.task_ledger import Ledger
+from holdfast.layers.task_ledger import TaskLedger
 from holdfast.layers.task_managers import LEASE_MS, managers, registered
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import (
@@ -129,8 +130,6 @@ class Tasks:
 
     async def _message_of(self, state: TaskState) -> Any:
         """What its message said, if it is still there: a failed one is among the dead letters."""
-        from holdfast.layers.queues import Queue
-
         name = f"T{state.tid}.reserved"
         found = await Queue(self._scope, self._coordination, name).peek(1)
         return found[0].body if found else None
@@ -235,7 +234,7 @@ class Tasks:
 
     def ledger(
         self, *, host: str | None = None, capacity: int = 1, lease: Duration = LEASE_MS / 1000, pid: int | None = None
-    ) -> AbstractAsyncContextManager[Ledger]:
+    ) -> AbstractAsyncContextManager[TaskLedger]:
         """What a manager needs: registered as long as the block lasts. For orchestrators."""
         return registered(
             self._scope,
@@ -263,11 +262,11 @@ class Tasks:
         selection = Selection(None if status is None else _statuses(status), frozenset(tags), pattern, sample)
         return observe(self._scope, selection, cursor, live)
 
-    async def overview(self, *, window: Duration = "5m") -> Overview:
+    async def overview(self, *, window: Duration = "5m") -> TaskOverview:
         """How many, how fast, how long: an aggregated view of the feed; `async for` follows it."""
         return await overview(self._scope, window)
 
-    def alerts(self, *rules: Rule, cursor: str | None = None) -> AsyncIterator[Alert]:
+    def alerts(self, *rules: AlertRule, cursor: str | None = None) -> AsyncIterator[Alert]:
         """Alerts as they are due, without end: rules on state, age and rate."""
         return alerts(self._scope, rules, cursor)
 
@@ -279,7 +278,7 @@ def _statuses(status: TaskStatus | Iterable[TaskStatus] | None) -> frozenset[Tas
     for each in wanted:
         if each not in STATUSES:
             raise InvalidInput(f"there is no status {each!r:.60}; there are {', '.join(STATUSES)}")
-    return wanted  # type: ignore[return-value]
+    return wanted
 
 
 def _fits(pattern: str | None, tid: str, entry: Entry) -> bool:

@@ -88,7 +88,9 @@ def _appended(op: Push, batch: Batch) -> list[Condition]:
 def _counted(op: Increment, batch: Batch) -> list[Condition]:
     """What a batch adds to a count is what it does."""
     cancelled = len(_cancelled(batch))
-    created = sum(1 for each in batch.operations if isinstance(each, Put) and each.tag == CREATED and _STATE.fullmatch(each.key))
+    created = sum(
+        1 for each in batch.operations if isinstance(each, Put) and each.tag == CREATED and _STATE.fullmatch(each.key)
+    )
     right = {"tasks/counts/created": created - cancelled, "tasks/counts/cancelled": cancelled}
     added = sum(each.delta for each in batch.operations if isinstance(each, Increment) and each.key == op.key)
     if op.key not in right or added != right[op.key] or op.ttl_ms is not None:
