@@ -33,6 +33,17 @@ async def request(space: Space, wait: Any = 0) -> Message:
     return await soon(space.queue(SPAWN_REQUESTS).take(wait=wait))
 
 
+async def request_in_time(space: Space, clock: ManualClock) -> Message:
+    """The next request, while time passes."""
+    taking = asyncio.ensure_future(space.queue(SPAWN_REQUESTS).take(wait="1h"))
+    for _ in range(DEADLINE_S * 50):
+        if taking.done():
+            break
+        await asyncio.sleep(0.02)
+        clock.advance("1s")
+    return await soon(taking)
+
+
 async def taken(space: Space, ledger: TaskLedger, wait: Any = 0) -> Launch:
     """The next task, in the manager's hands."""
     launch = await ledger.spawning(await request(space, wait))

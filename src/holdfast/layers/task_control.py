@@ -51,7 +51,7 @@ class Control(NamedTuple):
     @property
     def data(self) -> bytes:
         """What is to be written to the task's standard input."""
-        return base64.b64decode(self.fields.get("data", ""))
+        return base64.b64decode(self.fields.get("data", ""), validate=True)
 
     @property
     def closes(self) -> bool:

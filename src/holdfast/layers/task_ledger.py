@@ -310,6 +310,8 @@ class TaskLedger:
             result=result,
         )
         how: Settling = "ack" if status == "completed" else policy
+        if how == "requeue" and not is_stopped:
+            how = "keep"  # there is no attempt left for which it could be
         parts |= settling(state, launch.raw, how, now_ms=now, actor=self._scope.actor, reason=after.reason)
         told = [
             event(launch.tid, "output_spilled", now, {"size": each.size, "path": self._blobs.path(each.spilled)})
