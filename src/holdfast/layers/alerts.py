@@ -30,8 +30,8 @@ from holdfast.layers.task_states import (
     TaskEvent,
     TaskState,
     TaskStatus,
+    readable_state,
     state_key,
-    state_of,
 )
 
 RULES_MAX: Final = 100
@@ -185,8 +185,8 @@ async def _load(scope: Scope, watch: _Watch) -> None:
             page = await scope.engine.scan(scope.space, prefix, after=after, limit=SCAN_MAX // 10)
             keys = [state_key(entry.key.rpartition("/")[2]) for entry in page.entries]
             for entry in await scope.engine.get(scope.space, keys) if keys else []:
-                if entry is not None:
-                    watch.note(state_of(entry), entry.updated_at, None, loaded=True)
+                if entry is not None and (state := readable_state(entry)) is not None:
+                    watch.note(state, entry.updated_at, None, loaded=True)
             if not page.more:
                 break
             after = page.entries[-1].key

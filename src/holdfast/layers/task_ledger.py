@@ -27,7 +27,7 @@ import msgspec
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Condition, Entry, Page, Present, Put
-from holdfast.errors import Conflict, InvalidInput, LeaseLost, NotFound, OutcomeUnknown
+from holdfast.errors import Conflict, InvalidInput, LeaseLost, OutcomeUnknown
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.leases import Lease
 from holdfast.layers.scope import Scope
@@ -60,6 +60,7 @@ from holdfast.layers.task_states import (
     error_of,
     event,
     index_key,
+    readable_state,
     spec_key,
     state_key,
     state_of,
@@ -129,8 +130,7 @@ class TaskLedger:
 
     async def spawning(self, request: Request) -> Launch | None:
         """Take the task of a request. None when there is nothing to launch: the request is acknowledged then."""
-        tid = check_tid(request.id)
-        found = await self._read(tid)
+        found = await self._read(check_tid(request.id))
         if found is None or found[0].ended or await self._is_held(found[0]):
             await self._drop(request)
             return None
@@ -169,10 +169,17 @@ class TaskLedger:
                 return
             after = page.entries[-1].key
 
-    async def _take(self, state: TaskState, version: int, spec: TaskSpec, request: Request | None) -> Launch | None:
+    async def _take(
+        self, state: TaskState, version: int, spec: TaskSpec | None, request: Request | None
+    ) -> Launch | None:
         conditions: tuple[Condition, ...] = ()
         if state.manager is not None and state.manager != self.tid:
             conditions = (Absent(MANAGERS + state.manager),)
+        if spec is None:
+            await self._settle(
+                state, version, "its spec cannot be read, or is not its owner's", request, "failed", conditions
+            )
+            return None
         if (stop := await self._wanted_stop(state)) is not None:
             await self._settle(state, version, stop, request, "cancelled", conditions)
             return None
@@ -373,7 +380,8 @@ class TaskLedger:
     ) -> None:
         """End a task that nobody runs, and that is not begun again."""
         now = self._clock.now_ms()
-        spec = await self._stored(state.tid)
+        found = await self._read(state.tid)
+        spec = None if found is None else found[2]
         kept_ms, _ = self._kept(status)
         after = ending(state, status, now, reason=reason)
         told = event(state.tid, "message_failed", now, {"message_id": state.tid, "error": reason})
@@ -384,7 +392,7 @@ class TaskLedger:
             parts |= Parts((Absent(MANAGERS + state.manager),), ())
         [message] = await self._get([message_key(state)])
         if message is not None:
-            policy: Settling = spec.reserved_policy_on_stop if status == "cancelled" else "keep"
+            policy: Settling = spec.reserved_policy_on_stop if spec and status == "cancelled" else "keep"
             parts |= settling(state, message.value, policy, now_ms=now, actor=self._scope.actor, reason=reason)
         if (chunks := await self._chunks(state)) and state.tid != state.manager:
             parts |= Parts((), (chunk_put(state.tid, chunks, b"", final=True, attempt=state.attempt),))
@@ -431,17 +439,18 @@ class TaskLedger:
                 raise LeaseLost(f"nothing was written: task {after.tid} is not this manager's any more") from conflict
             raise
 
-    async def _read(self, tid: str) -> tuple[TaskState, int, TaskSpec] | None:
-        entry, spec = await self._get([state_key(tid), spec_key(tid)])
-        if entry is None or spec is None:
+    async def _read(self, tid: str) -> tuple[TaskState, int, TaskSpec | None] | None:
+        """A task's state and spec; no spec when it is none, or was written by somebody else than the state says."""
+        entry, stored = await self._get([state_key(tid), spec_key(tid)])
+        state = readable_state(entry)
+        if entry is None or state is None:
             return None
-        return state_of(entry), entry.version, decode(spec.value, TaskSpec)
-
-    async def _stored(self, tid: str) -> TaskSpec:
-        [spec] = await self._get([spec_key(tid)])
-        if spec is None:
-            raise NotFound(f"the spec of task {tid} is gone")
-        return decode(spec.value, TaskSpec)
+        if stored is None or stored.owner != state.owner:
+            return state, entry.version, None
+        try:
+            return state, entry.version, decode(stored.value, TaskSpec)
+        except InvalidInput:
+            return state, entry.version, None
 
     async def _chunks(self, state: TaskState) -> int:
         """How many envelopes earlier attempts have left."""
@@ -450,8 +459,10 @@ class TaskLedger:
         page = await self._scope.engine.scan(self._scope.space, outbox_prefix(state.tid), limit=1, reverse=True)
         return chunk_number(page.entries[0].key) + 1 if page.entries else 0
 
-    def _spec(self, spec: TaskSpec, tid: str) -> dict[str, Any]:
+    def _spec(self, spec: TaskSpec | None, tid: str) -> dict[str, Any]:
         """The spec as the log shows it; worked out once per task."""
+        if spec is None:
+            return {}
         if tid not in self._shown:
             self._shown[tid] = shown(spec, self._scope.redaction)
         return self._shown[tid]

@@ -27,7 +27,7 @@ import msgspec
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Push, Put, VersionIs
-from holdfast.errors import Conflict, Damaged, InvalidInput
+from holdfast.errors import Conflict, Damaged, Error, InvalidInput
 from holdfast.keys import Subspace
 from holdfast.layers.batch import split_tag, type_tag
 from holdfast.layers.blobs import BlobRef
@@ -194,6 +194,14 @@ def state_of(entry: Entry) -> TaskState:
     state = decode(entry.value, TaskState)
     status = status_in(entry.tag)
     return state if state.status == status else msgspec.structs.replace(state, status=status)
+
+
+def readable_state(entry: Entry | None) -> TaskState | None:
+    """The state, or None: clients that bypass the library write what they like, and must not break a list for others."""
+    try:
+        return None if entry is None else state_of(entry)
+    except Error:
+        return None
 
 
 def index_key(state: TaskState, due_ms: int = FOR_EVER) -> str:

@@ -52,8 +52,8 @@ from holdfast.layers.task_states import (
     WAITING,
     TaskState,
     TaskStatus,
+    readable_state,
     state_key,
-    state_of,
     status_in,
 )
 from holdfast.layers.task_submission import TASKS_LOG, WORKERS_REGISTRY, submission
@@ -190,8 +190,8 @@ class Tasks:
         if not tids:
             return []
         entries = await self._scope.engine.get(self._scope.space, [state_key(tid) for tid in tids])
-        states = [state_of(entry) for entry in entries if entry is not None]
-        return [state for state in states if state.status in wanted]
+        states = [readable_state(entry) for entry in entries]
+        return [state for state in states if state is not None and state.status in wanted]
 
     async def _entries(self, live: tuple[str, ...], ended: tuple[str, ...]) -> AsyncIterator[Entry]:
         for prefix in (*live, *ended):

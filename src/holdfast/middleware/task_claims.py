@@ -49,7 +49,7 @@ def task_claims(op: Operation, batch: Batch, *, orchestrator: bool) -> list[Cond
         return _counted(op, batch)
     if isinstance(op, Put):
         return _written(op, batch)
-    if isinstance(op, Delete) and _WAITING.fullmatch(key) is not None:
+    if isinstance(op, Delete) and (match := _WAITING.fullmatch(key)) is not None and match[1] in _cancelled(batch):
         return [Mine(key)]
     raise _refused(key)
 
@@ -58,6 +58,8 @@ def _written(op: Put, batch: Batch) -> list[Condition]:
     if op.ttl_ms is not None and op.tag != CANCELLED:
         raise _refused(op.key)
     if (match := _STATE.fullmatch(op.key)) is not None:
+        if op.tag in (CREATED, CANCELLED):
+            _check_whole(op.key, match[1], op.tag, batch)
         if op.tag == CREATED and match[1] in _submitted(batch):
             return [Absent(op.key)]
         if op.tag == CANCELLED:
@@ -96,6 +98,19 @@ def _counted(op: Increment, batch: Batch) -> list[Condition]:
     if op.key not in right or added != right[op.key] or op.ttl_ms is not None:
         raise Misplaced(op.key, "it is counted by what happens to tasks")
     return []
+
+
+def _check_whole(key: str, tid: str, tag: str, batch: Batch) -> None:
+    """A change of a task is whole: with its event, its place in the index, and its count."""
+    counts = {"tasks/counts/created"} if tag == CREATED else {"tasks/counts/created", "tasks/counts/cancelled"}
+    index, ops = _WAITING if tag == CREATED else _FINISHED, batch.operations
+    if (
+        not any(isinstance(op, Push) and op.prefix == f"tasks/log/{tid}/" and op.tag == tag for op in ops)
+        or not any(isinstance(op, Put) and (match := index.fullmatch(op.key)) and match[1] == tid for op in ops)
+        or not counts <= {op.key for op in ops if isinstance(op, Increment)}
+        or (tag == CANCELLED and Delete(f"tasks/waiting/{tid}") not in ops)
+    ):
+        raise Misplaced(key, "a task changes with its event, its place in the index and its count, in one batch")
 
 
 def _submitted(batch: Batch) -> set[str]:
