@@ -40,9 +40,12 @@ if TYPE_CHECKING:
         SchemaViolation,
         StorageFull,
         TargetMissing,
+        TaskFailed,
+        TaskPending,
         Unavailable,
         Violation,
     )
+    from holdfast.layers.alerts import Alert, AlertRule
     from holdfast.layers.audit import Audit, AuditRecord, Verification
     from holdfast.layers.batch import (
         ABSENT,
@@ -68,8 +71,11 @@ if TYPE_CHECKING:
     from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
     from holdfast.layers.messages import Message
     from holdfast.layers.migration import MigrationFailure, MigrationReport
+    from holdfast.layers.observers import TaskOverview
     from holdfast.layers.orchestrator import Orchestrator
     from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
+    from holdfast.layers.pipeline_states import PipelineSpec, PipelineState
+    from holdfast.layers.pipelines import PipelineHandle, Pipelines
     from holdfast.layers.queue_entries import Failure, Peeked, Requeue
     from holdfast.layers.queue_watching import MessageChange, QueueCommit
     from holdfast.layers.queues import Queue, Queues, QueueStats
@@ -81,6 +87,13 @@ if TYPE_CHECKING:
     from holdfast.layers.session import Session
     from holdfast.layers.standings import Locks, LockState, Stand
     from holdfast.layers.state_type import StateType
+    from holdfast.layers.task_control import ControlAnswer
+    from holdfast.layers.task_handle import OutputChunk, TaskHandle
+    from holdfast.layers.task_launch import Launch, ManagerInfo, TaskOutcome
+    from holdfast.layers.task_ledger import TaskLedger
+    from holdfast.layers.task_spec import Limits, TaskRetry, TaskSpec
+    from holdfast.layers.task_states import TaskError, TaskEvent, TaskState
+    from holdfast.layers.tasks import Tasks
     from holdfast.layers.watching import RecordChange, RecordChanges
     from holdfast.middleware.cache_options import Cache, CacheStats
     from holdfast.space import Space
@@ -91,6 +104,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ABSENT",
     "AccessDenied",
+    "Alert",
+    "AlertRule",
     "Audit",
     "AuditRecord",
     "AuthenticationFailed",
@@ -105,6 +120,7 @@ __all__ = [
     "Consistency",
     "Contradiction",
     "Contribution",
+    "ControlAnswer",
     "Correlation",
     "CorrelationView",
     "Correlations",
@@ -127,10 +143,13 @@ __all__ = [
     "IncompatibleStore",
     "InvalidInput",
     "Judgement",
+    "Launch",
     "LeaseLost",
+    "Limits",
     "LockAcquisitionError",
     "LockState",
     "Locks",
+    "ManagerInfo",
     "ManualClock",
     "Merged",
     "Message",
@@ -144,7 +163,12 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Outdated",
+    "OutputChunk",
     "Peeked",
+    "PipelineHandle",
+    "PipelineSpec",
+    "PipelineState",
+    "Pipelines",
     "Pool",
     "Priority",
     "Question",
@@ -179,6 +203,18 @@ __all__ = [
     "Store",
     "SystemClock",
     "TargetMissing",
+    "TaskError",
+    "TaskEvent",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskLedger",
+    "TaskOutcome",
+    "TaskOverview",
+    "TaskPending",
+    "TaskRetry",
+    "TaskSpec",
+    "TaskState",
+    "Tasks",
     "Unavailable",
     "Verdict",
     "Verification",
@@ -237,6 +273,8 @@ _MODULES: Final = {
         "SchemaViolation",
         "StorageFull",
         "TargetMissing",
+        "TaskFailed",
+        "TaskPending",
         "Unavailable",
         "Violation",
     ),
@@ -352,6 +390,41 @@ _MODULES: Final = {
         "Stand",
     ),
     "holdfast.layers.state_type": ("StateType",),
+    "holdfast.layers.alerts": (
+        "Alert",
+        "AlertRule",
+    ),
+    "holdfast.layers.observers": ("TaskOverview",),
+    "holdfast.layers.pipeline_states": (
+        "PipelineSpec",
+        "PipelineState",
+    ),
+    "holdfast.layers.pipelines": (
+        "PipelineHandle",
+        "Pipelines",
+    ),
+    "holdfast.layers.task_control": ("ControlAnswer",),
+    "holdfast.layers.task_handle": (
+        "OutputChunk",
+        "TaskHandle",
+    ),
+    "holdfast.layers.task_launch": (
+        "Launch",
+        "ManagerInfo",
+        "TaskOutcome",
+    ),
+    "holdfast.layers.task_ledger": ("TaskLedger",),
+    "holdfast.layers.task_spec": (
+        "Limits",
+        "TaskRetry",
+        "TaskSpec",
+    ),
+    "holdfast.layers.task_states": (
+        "TaskError",
+        "TaskEvent",
+        "TaskState",
+    ),
+    "holdfast.layers.tasks": ("Tasks",),
     "holdfast.layers.watching": (
         "RecordChange",
         "RecordChanges",

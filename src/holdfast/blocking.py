@@ -31,7 +31,10 @@ from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.messages import Message as _Message
+from holdfast.layers.observers import TaskOverview as _TaskOverview
 from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
+from holdfast.layers.pipelines import PipelineHandle as _PipelineHandle
+from holdfast.layers.pipelines import Pipelines as _Pipelines
 from holdfast.layers.queues import Queue as _Queue
 from holdfast.layers.queues import Queues as _Queues
 from holdfast.layers.queues import Reservation as _Reservation
@@ -39,6 +42,8 @@ from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.layers.schemas import Schemas as _Schemas
 from holdfast.layers.standings import Locks as _Locks
+from holdfast.layers.task_handle import TaskHandle as _TaskHandle
+from holdfast.layers.tasks import Tasks as _Tasks
 from holdfast.space import Space as _Space
 
 T = TypeVar("T")
@@ -175,6 +180,11 @@ SharedContext = _blocking(_SharedContext)
 Orchestrator = _blocking(_Orchestrator, ("decided", "merge", "published"))
 Queue = _blocking(_Queue, ("name", "options"))
 Queues = _blocking(_Queues)
+Tasks = _blocking(_Tasks)
+TaskHandle = _blocking(_TaskHandle, ("tid",))
+TaskOverview = _blocking(_TaskOverview, ("counts", "cursor", "window_ms"))
+Pipelines = _blocking(_Pipelines)
+PipelineHandle = _blocking(_PipelineHandle, ("id",))
 Message = _blocking(_Message, ("attempts", "id", "queue"))
 Reservation = _blocking(_Reservation)
 DeadLetters = _blocking(_DeadLetters)
@@ -219,6 +229,11 @@ _KINDS: dict[type, type[Blocking]] = {
     _Orchestrator: Orchestrator,
     _Queue: Queue,
     _Queues: Queues,
+    _Tasks: Tasks,
+    _TaskHandle: TaskHandle,
+    _TaskOverview: TaskOverview,
+    _Pipelines: Pipelines,
+    _PipelineHandle: PipelineHandle,
     _Message: Message,
     _Reservation: Reservation,
     _DeadLetters: DeadLetters,

@@ -6,6 +6,8 @@
     ├── LeaseLost                stop: somebody else may own it now
     ├── NotFound                 it is not there
     ├── Empty                    nothing came: wait again, or do something else
+    ├── TaskFailed               the task did not complete: its state says why
+    ├── TaskPending              it goes on: wait longer, or ask again
     ├── Compacted                read the state afresh, then watch from now
     ├── InvalidInput             fix the call
     │   ├── IncompatibleStore    open another file, or upgrade
@@ -103,6 +105,30 @@ class Empty(Error):
     code = "empty"
     http_status = 404
     exit_code = 24
+
+
+class TaskFailed(Error):
+    """The task ended, and did not complete. `state` is how it ended, with its reason and its return code."""
+
+    code = "task_failed"
+    http_status = 409
+    exit_code = 25
+
+    def __init__(self, message: str, *, state: Any = None) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class TaskPending(Error):
+    """What was waited for has not happened in that time. The task, or the pipeline, goes on; `state` is how it stands."""
+
+    code = "task_pending"
+    http_status = 504
+    exit_code = 26
+
+    def __init__(self, message: str, *, state: Any = None) -> None:
+        super().__init__(message)
+        self.state = state
 
 
 class Compacted(Error):

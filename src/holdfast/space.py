@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.layers.resolutions import Judgement
     from holdfast.layers.schemas import Schemas
     from holdfast.layers.standings import Locks
+    from holdfast.layers.tasks import Tasks
     from holdfast.layers.watching import RecordChanges
 
 T = TypeVar("T")
@@ -245,6 +246,13 @@ class Space:
             lease_ms=LEASE_MS if lease is None else duration_ms(lease, name="lease"),
             version=version,
         )
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """Functions and commands that managers run as processes: submit, find, list, observe."""
+        from holdfast.layers.tasks import Tasks
+
+        return Tasks(self._scope, self._coordination, lambda: self.blobs)
 
     @cached_property
     def queues(self) -> Queues:

@@ -41,6 +41,7 @@ from holdfast.engine import (
 from holdfast.errors import Conflict, Damaged, InvalidInput
 from holdfast.keys import subspace_of
 from holdfast.layers.consumer import Consumer
+from holdfast.layers.redaction import REDACTED
 from holdfast.layers.scope import Scope
 from holdfast.middleware.audited_reads import NOTE_TTL_MS, NOTES, UNNOTED
 
@@ -52,6 +53,8 @@ SEGMENT_RECORDS_MAX: Final = 200
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 4096
 """Longer values are told by size and hash."""
+HIDDEN: Final = ("specs/", "tasks/ctrl_in/")
+"""What may hold secrets anywhere: the specs of tasks, and what is typed into them."""
 PRUNE_MAX: Final = 100
 PROBLEMS_MAX: Final = 100
 
@@ -339,7 +342,10 @@ class Audit:
             )
         if subspace_of(change.key) in UNNOTED:
             return None
-        value = self._shown(change.key.split("/", 1)[1], change.value) if change.value else None
+        value: Any = None
+        if change.value:
+            is_hidden = change.key.startswith(HIDDEN)
+            value = REDACTED if is_hidden else self._shown(change.key.split("/", 1)[1], change.value)
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
             commit.version,

@@ -193,6 +193,11 @@ class Blobs:
 
     # --- reading ---
 
+    def path(self, ref: BlobRef) -> str:
+        """Where the content lies, for people and programs that look for themselves; read it through `stream`."""
+        _check_ref(ref)
+        return str(self._path(ref.sha256))
+
     async def read(self, ref: BlobRef) -> bytes:
         """The whole content, verified. NotFound when there is none, Damaged when it is not what was put."""
         _check_ref(ref)

@@ -1,4 +1,4 @@
-"""What a store does by itself: sweep what expired, collect what lists left, seal the audit, forget the old feed.
+"""What a store does by itself: sweep what expired, collect what lists and tasks left, seal the audit, forget the old feed.
 
 One task per open store looks after the spaces that were used through it. Expired entries are swept as soon as they are
 due, by whoever notices: that is idempotent. The rest is done by one process at a time: it holds the entry
@@ -25,6 +25,7 @@ from holdfast.layers.collector import collect
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 from holdfast.layers.settings import learn
+from holdfast.layers.task_collector import collect_tasks
 
 LEASE: Final = "system/caretaker"
 LEASE_MS: Final = 15_000
@@ -111,6 +112,7 @@ class Caretaker:
             if now - progress.pruned_at >= PRUNE_MS:
                 progress.pruned_at = now
                 await self._forget(info, info.revision, now)
+                await collect_tasks(self._engine, space, now)
             return
         if (
             info.revision != progress.revision
@@ -146,6 +148,7 @@ class Caretaker:
         """Collect and seal, now."""
         await learn(self._engine, self._redaction, self._retention)
         await collect(self._engine, space)
+        await collect_tasks(self._engine, space, self._clock.now_ms())
         await self._audit_of(space).seal(share=share)
 
     async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> None:

@@ -18,7 +18,7 @@ from holdfast.engine import ID_DIGITS, Batch, Delete, Entry, Increment, Push, Pu
 NUMBER_BYTES_MAX: Final = 20
 UNCOUNTED: Final = frozenset({"audit", "system"})
 """Subspaces that no quota is about."""
-WITHOUT_KEYS: Final = frozenset({"lists", "sets", "history", "depths", "dedup", "reasons", *UNCOUNTED})
+WITHOUT_KEYS: Final = frozenset({"lists", "sets", "history", "depths", "dedup", "reasons", "tasks", *UNCOUNTED})
 """Subspaces whose entries are no keys of their own."""
 
 

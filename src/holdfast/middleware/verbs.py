@@ -9,6 +9,7 @@ subspace which verb reads it, which one each operation needs there, and who may 
     once   one creates what is absent; it stays as it is
     named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
     message  queues, which have rules of their own (`messages.py`)
+    task     tasks, which have too (`task_claims.py`)
 
 Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
 
@@ -45,6 +46,7 @@ from holdfast.engine import (
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import unescape
 from holdfast.middleware.messages import Misplaced, message_claims
+from holdfast.middleware.task_claims import inbox_claims, task_claims
 
 VERBS: Final = (
     "Get",
@@ -65,7 +67,7 @@ ADMIN: Final = "Admin"
 ORCHESTRATE: Final = "Orchestrate"
 """What no rule can give either: orchestrators and administrators have it."""
 
-Ownership = Literal["free", "own", "line", "once", "named", "message"]
+Ownership = Literal["free", "own", "line", "once", "named", "message", "task"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -127,6 +129,8 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "depths": Territory("Get", increment="Set", delete="Set", take="Reserve", ownership="message"),
     "dedup": Territory("Get", "Set", "Set", delete="Delete", ownership="message", leased=True),
     "reasons": Territory("Get", "Reserve", "Reserve", delete="Reserve", ownership="message"),
+    "specs": Territory(ORCHESTRATE, "Set", "Set", ownership="once"),
+    "tasks": Territory("Get", "Set", "Set", "Set", "Set", "Set", "Set", ownership="task"),
     "sections": Territory(
         "Get", "Set", "CompareAndSwap", touch="Set", delete="Delete", ownership="named", orchestrated=True, named=3
     ),
@@ -232,7 +236,11 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]
             raise Misplaced(key, "it is held by a lease and needs a ttl")
         if ownership == "message":
-            conditions += message_claims(op, batch, orchestrator=orchestrator)
+            inbox = inbox_claims(op, batch, orchestrator=orchestrator)
+            conditions += message_claims(op, batch, orchestrator=orchestrator) if inbox is None else inbox
+            continue
+        if ownership == "task":
+            conditions += task_claims(op, batch, orchestrator=orchestrator)
             continue
         if ownership == "once":
             conditions.append(Absent(key))
