@@ -105,6 +105,9 @@ async def test_a_condition_on_what_the_one_before_writes_is_judged_after_it(spac
     outcomes = await asyncio.gather(
         gathering.commit((Increment("records/cash", -1),)),
         gathering.commit((Put("records/bought", b"1"),), (AtLeast("records/cash", 1),)),
+        return_exceptions=True,
+    )
+    outcomes += await asyncio.gather(
         gathering.commit((Put("records/leader", b"1"),)),
         gathering.commit((Put("records/won", b"2"),), (Absent("records/leader"),)),
         return_exceptions=True,
