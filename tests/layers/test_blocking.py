@@ -98,3 +98,23 @@ def test_a_store_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(holdfast.InvalidInput):
         blocking.open(str(tmp_path / "no" / "team.db"))
     assert threading.active_count() == before
+
+
+def test_tasks_and_pipelines_are_used_without_await(tmp_path: Path) -> None:
+    with holdfast.blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        space = store.space("contoso")
+        handle = space.tasks.submit(holdfast.TaskSpec(command=("true",)))
+        assert handle.status() == "created"
+        assert handle.stop().status == "ok"
+        assert [event.status for event in handle.events()] == ["created", "cancelled"]
+        assert list(handle.stream()) == []
+        with pytest.raises(holdfast.TaskFailed):
+            handle.result()
+        assert space.tasks.get(handle.tid).tid == handle.tid
+        assert [state.tid for state in space.tasks.list()] == [handle.tid]
+        assert space.tasks.overview().counts["cancelled"] == 1
+        assert len(list(space.tasks.observe(cursor="r0", live=False))) == 2
+        stages = [{"name": "a", "spec": {"command": ["true"]}}]
+        pipeline = space.tasks.pipelines.start({"name": "n", "stages": stages})
+        assert space.tasks.pipelines.advance() == 1
+        assert pipeline.state().stages["a"].status == "running"
