@@ -12,6 +12,12 @@ from holdfast.layers.pipeline_states import PipelineSpec
 from holdfast.layers.task_ledger import TaskLedger
 from tests.layers.works import begun, mortal, soon
 
+ON_SERVERS = {
+    "test_results_flow_from_stage_to_stage_and_fan_out_over_items",
+    "test_a_pipeline_runs_by_itself_where_managers_follow_it",
+    "test_several_who_move_it_on_at_once_submit_nothing_twice",
+}
+
 THREE = {
     "name": "nightly",
     "stages": [
