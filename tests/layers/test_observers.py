@@ -107,10 +107,10 @@ async def first_alert(space: Space, clock: ManualClock, *rules: AlertRule) -> Al
     stream = space.tasks.alerts(*rules, cursor="r0")
     waiting = asyncio.ensure_future(anext(stream))
     for _ in range(500):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
         if waiting.done():
             break
-        clock.advance("1s")
+        clock.advance("5s")
     alert: Alert = await soon(waiting)
     await stream.aclose()  # type: ignore[attr-defined]
     return alert

@@ -125,6 +125,22 @@ async def test_several_who_move_it_on_at_once_submit_nothing_twice(space: Space,
         assert await waiting(space) == ["nightly.parse"] * 3
 
 
+async def test_a_step_that_another_has_taken_meanwhile_is_not_taken_again(
+    boss: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await boss.tasks.pipelines.start(THREE)
+    engine, real = boss._scope.engine, boss._scope.engine.commit
+
+    async def overtaken(space: str, batch: Any) -> Any:
+        monkeypatch.setattr(engine, "commit", real)
+        await boss.tasks.pipelines.advance()
+        return await real(space, batch)
+
+    monkeypatch.setattr(engine, "commit", overtaken)
+    await boss.tasks.pipelines.advance()
+    assert await waiting(boss) == ["nightly.fetch"]
+
+
 @pytest.mark.parametrize("dies_at", range(8))
 async def test_whoever_moves_it_on_may_die_before_or_after_any_commit(
     boss: Space, dies_at: int, monkeypatch: pytest.MonkeyPatch
