@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.codec import decode
+from holdfast.codec import check_json, decode
 from holdfast.errors import Conflict, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.processes.kernel import send
 from holdfast.processes.leftovers import settle_leftovers
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended; its whole tree is dead."""
+    """How a child ended; its whole tree is dead. Of a `lost` one the figures are not known, and are 0."""
 
     reason: Reason
     code: int
@@ -403,7 +403,7 @@ class Child:
         try:
             outcome = outcomes.decode(self._outcome)
             if outcome.value is not None:
-                decode(outcome.value)
+                check_json(outcome.value)
             return outcome
         except Exception as exc:
             return Outcome(failure=Failure("Damaged", f"the outcome of the function is unreadable: {exc}", ""))
