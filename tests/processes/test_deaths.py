@@ -77,7 +77,8 @@ async def test_when_all_are_killed_at_once_the_next_manager_settles_what_is_left
             os.kill(pid, signal.SIGSTOP)  # so that none can act on another's death
         for pid in keepers:
             os.kill(pid, signal.SIGKILL)
-        assert await gone([child["target"] for child in told["children"]])  # they die with their wardens
+        # Targets die with their wardens.
+        assert await gone([*keepers, *(child["target"] for child in told["children"])])
         left = [pid for pid in pids if is_alive(pid)]
         assert len(left) == 3  # a daemon and two children
         assert await settle_leftovers("dead-all/0") == 1

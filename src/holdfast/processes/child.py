@@ -24,7 +24,7 @@ from holdfast.clock import Duration, as_datetime, duration_ms
 from holdfast.codec import check_json, decode
 from holdfast.errors import Conflict, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.processes.kernel import send
-from holdfast.processes.leftovers import settle_leftovers
+from holdfast.processes.leftovers import SETTLING_S, is_living, settle_leftovers
 from holdfast.processes.messages import (
     Answer,
     Failure,
@@ -319,7 +319,7 @@ class Child:
         match report:
             case Hello():
                 self._hello.set_result(report)
-            case Started(pid):
+            case Started(pid=pid):
                 self.pid = pid
                 self._started.set_result(report)
             case Refused():
@@ -343,12 +343,17 @@ class Child:
 
     async def _bury_the_lost(self) -> None:
         await self._settled(self._hello.result().pid)
+        target = self._started.result()
+        began = target.started if isinstance(target, Started) else 0
         while True:
             try:
                 await settle_leftovers(self.order.marker)
-                break
             except OutcomeUnknown:
                 continue  # no end is told without proof
+            if not is_living(self.pid, began):
+                break
+            send(self.pid, began, signals.SIGKILL)
+            await asyncio.sleep(SETTLING_S)
         killed = Over(self._asked or "lost", None, int(signals.SIGKILL), 0, 0.0, 0, 0)
         self._bury(killed)
 

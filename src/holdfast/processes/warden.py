@@ -219,7 +219,7 @@ class Warden:
         if said:
             self._refused = refusals.decode(said)
         else:
-            say(self._link, Started(self._target))
+            say(self._link, Started(self._target, started_ticks(self._target) or 0))
             self._sample()  # not before: until then the target is a copy of this process
 
     def _stop(self, reason: Reason, grace_ms: int) -> None:
