@@ -154,7 +154,8 @@ class Warden:
     def _do_what_is_due(self) -> None:
         now = elapsed_ms()
         for what in [what for what, at in self._due.items() if at <= now]:
-            del self._due[what]
+            if self._due.pop(what, None) is None:
+                continue  # what was done before it made it needless
             match what:
                 case "sample":
                     self._sample()
