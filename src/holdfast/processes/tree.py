@@ -129,10 +129,11 @@ def kill_all(root: int, *, groups: bool = False) -> int:
     """Freeze and kill every descendant; gives how many lived. With `groups`, their process groups too.
 
     A group is signalled at once, with nobody able to fork out of it: against those who fork and die faster than they are
-    read. It is only used for groups of sessions that began below the root, where nobody else can be a member.
+    read. It is for a root that is this process, and for groups of other sessions than its own: they began below it, where
+    nobody else can be a member.
     """
     freeze(root)
-    found, own_session = 0, os.getsid(root)
+    found, own_session = 0, os.getsid(0)
     for member in members(root):
         if not member.is_dead:
             found += send(member.pid, member.started, signal.SIGKILL)

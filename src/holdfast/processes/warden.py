@@ -61,7 +61,7 @@ LIMITED_SAMPLES_MS: Final = 50
 """The pace afterwards, where a limit must be watched."""
 FREE_SAMPLES_MS: Final = 1_000
 FREE_SAMPLES_MS_MAX: Final = 10_000
-"""The pace afterwards where there is none: every second at first, then a twentieth of the tree's age."""
+"""The pace afterwards where there is none: ever more seldom, as the tree grows older. Usage is measured when it is asked for."""
 THROTTLE_MS: Final = 20
 """The pace at which the CPU of a limited tree is looked at while it runs."""
 THROTTLE_BURST_MS: Final = 100
@@ -154,7 +154,8 @@ class Warden:
     def _do_what_is_due(self) -> None:
         now = elapsed_ms()
         for what in [what for what, at in self._due.items() if at <= now]:
-            del self._due[what]
+            if self._due.pop(what, None) is None:
+                continue  # what was done before it made it needless
             match what:
                 case "sample":
                     self._sample()
@@ -219,7 +220,7 @@ class Warden:
         if said:
             self._refused = refusals.decode(said)
         else:
-            say(self._link, Started(self._target))
+            say(self._link, Started(self._target, started_ticks(self._target) or 0))
             self._sample()  # not before: until then the target is a copy of this process
 
     def _stop(self, reason: Reason, grace_ms: int) -> None:
@@ -296,7 +297,7 @@ class Warden:
             return FIRST_SAMPLES_MS
         if self._work.memory_bytes is not None or self._work.max_fds is not None:
             return LIMITED_SAMPLES_MS
-        return min(max(FREE_SAMPLES_MS, age / 20), FREE_SAMPLES_MS_MAX)
+        return min(max(FREE_SAMPLES_MS, age), FREE_SAMPLES_MS_MAX)
 
     def _throttle(self) -> None:
         """Stop a tree that used more than its share, until the share has caught up."""
