@@ -41,8 +41,9 @@ from holdfast.identity import check_agent
 from holdfast.keys import check_name, check_prefix
 from holdfast.layers.answers import ANSWERS, once
 from holdfast.layers.conflicts import Contradiction
-from holdfast.layers.consistency import Consistency, read
+from holdfast.layers.consistency import Consistency, read_with_prefix
 from holdfast.layers.contributions import (
+    Contribution,
     DocumentView,
     checked_confidence,
     checked_inputs,
@@ -61,7 +62,7 @@ from holdfast.layers.resolutions import (
     stored,
 )
 from holdfast.layers.scope import Scope
-from holdfast.layers.sections import SOLE, Sections
+from holdfast.layers.sections import PAGE, SOLE, Sections
 from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
 
 if TYPE_CHECKING:
@@ -128,21 +129,16 @@ class Document:
 
     async def read(self, *, consistency: Consistency = "session") -> DocumentView:
         """Body and contributions. A document that nobody wrote to is empty."""
-        body, head = await self._fetch(consistency)
-        sections = await self._sections.read(consistency)
-        found = {each.section: each for each in map(contribution_of, sections)}
+        keys, prefix = [self._body, self._head], self._sections.prefix
+        [body, head], first = await read_with_prefix(self._scope, keys, prefix, consistency, limit=PAGE)
+        found: dict[str, Contribution] = {}
+        async for sections in self._sections.pages(first=first):
+            for each in map(contribution_of, sections):
+                found[each.section] = each
         if self.mode == "reject":
             self._seen = {each.section: each.version for each in found.values()}
         version = _version(body)
         return DocumentView(self.name, version.etag, version.body, found, _stored_head(head).reducers)
-
-    async def _fetch(self, consistency: Consistency) -> list[Entry | None]:
-        """Body and head."""
-        keys = [self._body, self._head]
-        if consistency == "strong" or self._scope.caches is None:
-            return await read(self._scope, keys, consistency)
-        # One by one, as a hot tier keeps them. Written together, they are of one moment or the newer one is seen next time.
-        return [entry for key in keys for entry in await read(self._scope, [key], consistency)]
 
     async def history(self, *, before: str | None = None, limit: int = 100) -> list[DocumentEvent]:
         """Who wrote what, when, from which inputs; newest first. `before` is the id of the last event already seen."""
