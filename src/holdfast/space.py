@@ -16,10 +16,12 @@ from holdfast.layers.audit import Audit
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.correlation_entries import Decision, check_id
 from holdfast.layers.correlations import Correlation, Correlations, metadata_of
-from holdfast.layers.documents import Document, Documents, Mode
+from holdfast.layers.document_heads import Documents
+from holdfast.layers.documents import Document
 from holdfast.layers.lines import LOCKS, Kind
 from holdfast.layers.locks import Coordination, Pool, Wanted, check_units, ttl_of, wait_ms
 from holdfast.layers.merging import Strategy
+from holdfast.layers.modes import Mode
 from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
 from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.resolutions import Judgement
@@ -135,7 +137,7 @@ class Space:
         """A shared document: one body, one section per agent. It comes into being when somebody writes to it.
 
         Where several instances of an agent contribute, mode "merge" keeps a section for each; with "reject" they share one,
-        and whoever has not seen the present one gets Conflict. Everybody who writes to a document should use the same mode.
+        and whoever has not seen the present one gets Conflict. The first contribution settles the mode; another is InvalidInput.
         """
         return Document(
             self._scope,
