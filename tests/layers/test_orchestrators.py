@@ -20,6 +20,7 @@ from holdfast.layers.correlation_entries import (
     OPEN,
     ORCHESTRATORS,
     OUTBOX,
+    SCHEMA_VERSION,
     STATES,
     Claim,
     State,
@@ -162,6 +163,43 @@ async def test_a_decision_rests_on_what_was_there_when_it_was_written(store: Sto
     signals = (await correlation.view()).signals
     assert signals["risk"]["analysis"]["risk_level"] == ("blocked" if what == "signal" else "medium")
     assert (await correlation.context.read())["market_regime"] == (None if what == "signal" else "risk-off")
+
+
+@pytest.mark.parametrize("version", ["1.0.0", SCHEMA_VERSION])
+async def test_every_state_that_is_stored_satisfies_the_shipped_schema(
+    store: Store, desk: Space, clock: ManualClock, version: str
+) -> None:
+    await desk.schemas.register_shipped("correlation_state")
+    cursor = await desk.cursor()
+
+    async def raises(signals: Any, question: Question) -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    async with running(desk.orchestrator(merge=FUSION)):
+        complete = await desk.correlation("complete", expect=BOTH)
+        await complete.context.publish({"market_regime": "risk-on"})
+        await send_both(store, "complete")
+        await soon(complete.decision(wait=None))
+        late = await desk.correlation("late", expect=2, timeout="1s", min_agents=1, pattern="sequential")
+        await signal(store, "late", "risk", {**RISK, "schema_version": "1.1.0", "source_signal": {"id": 1}})
+        waiting = asyncio.ensure_future(late.decision(wait=None))
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            clock.advance("200ms")
+    async with running(desk.orchestrator(merge=raises)):
+        failed = await desk.correlation("failed", expect=["risk"])
+        await signal(store, "failed", "risk", RISK)
+        await soon(failed.decision(wait=None))
+    await desk.correlation("open", expect=BOTH)
+    seen: set[str] = set()
+    async for commit in desk._scope.engine.watch(desk.name, STATES, cursor=cursor, live=False):
+        for change in commit.changes:
+            value = decode(change.value, dict)
+            await desk.schemas.validate("correlation_state", value, version)
+            assert value["schema_version"] == SCHEMA_VERSION
+            assert isinstance(value["metadata"]["orchestration_pattern"], str)
+            seen.add(value["status"])
+    assert seen == {"collecting", "orchestrating", "completed", "failed"}
 
 
 async def test_what_was_there_before_it_started_is_decided_too(store: Store, desk: Space) -> None:
