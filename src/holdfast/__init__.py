@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from holdfast.layers.correlation_entries import Decision
     from holdfast.layers.correlations import Correlation, Correlations, CorrelationView, Signalled
     from holdfast.layers.diffs import Difference
-    from holdfast.layers.documents import Document, DocumentHead, Documents, DocumentVersion
+    from holdfast.layers.document_heads import DocumentHead, Documents
+    from holdfast.layers.documents import Document, DocumentVersion
     from holdfast.layers.history import DocumentEvent
     from holdfast.layers.locks import Guard, Pool
     from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
@@ -325,10 +326,12 @@ _MODULES: Final = {
         "Signalled",
     ),
     "holdfast.layers.diffs": ("Difference",),
-    "holdfast.layers.documents": (
-        "Document",
+    "holdfast.layers.document_heads": (
         "DocumentHead",
         "Documents",
+    ),
+    "holdfast.layers.documents": (
+        "Document",
         "DocumentVersion",
     ),
     "holdfast.layers.history": ("DocumentEvent",),

@@ -24,8 +24,8 @@ from holdfast.layers.correlations import Correlation as _Correlation
 from holdfast.layers.correlations import Correlations as _Correlations
 from holdfast.layers.correlations import SharedContext as _SharedContext
 from holdfast.layers.dead_letters import DeadLetters as _DeadLetters
+from holdfast.layers.document_heads import Documents as _Documents
 from holdfast.layers.documents import Document as _Document
-from holdfast.layers.documents import Documents as _Documents
 from holdfast.layers.documents import Locked as _Locked
 from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Pool as _Pool

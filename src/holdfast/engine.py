@@ -378,6 +378,12 @@ class Caches(Protocol):
         """The first page of `scan`, from one snapshot at `seen` or later."""
         ...
 
+    async def read_seen(
+        self, space: str, keys: list[str], prefix: str, seen: int, *, limit: int = 1000
+    ) -> tuple[list[Entry | None], Page, int]:
+        """Entries and a page in as few round trips as it takes: each of a snapshot of its own, at `seen` or later."""
+        ...
+
 
 # --- what every engine checks, in one place ---
 

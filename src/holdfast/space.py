@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from holdfast.layers.coordination import Coordination
     from holdfast.layers.correlation_entries import Decision
     from holdfast.layers.correlations import Correlation, Correlations
-    from holdfast.layers.documents import Document, Documents, Mode
+    from holdfast.layers.document_heads import Documents
+    from holdfast.layers.documents import Document
     from holdfast.layers.lines import Kind
     from holdfast.layers.locks import Pool, Wanted
     from holdfast.layers.merging import Strategy
+    from holdfast.layers.modes import Mode
     from holdfast.layers.orchestrator import Orchestrator
     from holdfast.layers.queue_entries import Policy
     from holdfast.layers.queues import Queue, Queues
@@ -169,7 +171,7 @@ class Space:
     @cached_property
     def documents(self) -> Documents:
         """The documents of the space: which there are, and what waits for a person."""
-        from holdfast.layers.documents import Documents
+        from holdfast.layers.document_heads import Documents
 
         return Documents(self._scope)
 
@@ -177,7 +179,7 @@ class Space:
         """A shared document: one body, one section per agent. It comes into being when somebody writes to it.
 
         Where several instances of an agent contribute, mode "merge" keeps a section for each; with "reject" they share one,
-        and whoever has not seen the present one gets Conflict. Everybody who writes to a document should use the same mode.
+        and whoever has not seen the present one gets Conflict. The first contribution settles the mode; another is InvalidInput.
         """
         from holdfast.layers.documents import Document
 

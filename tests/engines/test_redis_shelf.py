@@ -48,6 +48,7 @@ async def test_a_copy_is_replaced_by_those_of_later_revisions_alone(shelf: Redis
         before = await shelf.get(SPACE, NAME)
         assert await shelf.put(SPACE, NAME, at, copy, 60_000) is kept
         assert await shelf.get(SPACE, NAME) == (copy if kept else before)
+    assert await shelf.get_all(SPACE, ["entry:records/none", NAME]) == [None, await shelf.get(SPACE, NAME)]
     assert shelf.errors == 0
 
 

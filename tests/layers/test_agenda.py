@@ -102,6 +102,46 @@ def test_what_is_finished_or_gone_is_never_due() -> None:
     assert (agenda.due(NOW + TIMEOUT_MS, 9), len(agenda), agenda.next_at()) == ([], 0, None)
 
 
+def test_what_was_claimed_and_decided_in_one_commit_is_never_due() -> None:
+    agenda, feed = one()
+    feed.lives("peer")
+    feed.state("c")
+    claimed = encode(
+        State("c", "orchestrating", "run", agenda._open["c"].state.metadata, claim=Claim("peer", 1, as_datetime(NOW)))
+    )
+    feed.tell(
+        Change("put", STATES + "c", True, claimed, tag=tag_of("orchestrating")),
+        Change("put", STATES + "c", True, b"{}", tag=tag_of("completed")),
+    )
+    feed.dies("peer")
+    assert (agenda.due(NOW + TIMEOUT_MS, 9), len(agenda), agenda.next_at()) == ([], 0, None)
+
+
+def test_another_decision_in_the_outbox_is_published_while_the_one_before_is_noted() -> None:
+    agenda, feed = one()
+    work = agenda.publishing("c", NOW)
+    assert agenda.noting(work, 1)
+    agenda.release(work, NOW)
+    assert agenda.due(NOW, 9) == [], "it has only to be noted"
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="me"))
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="me"))
+    [other] = agenda.due(NOW, 9)
+    assert (other is work, other.version, work.version) == (False, 2, 1)
+    agenda.published(work)
+    assert agenda._is_known(other)
+
+
+def test_another_decision_that_comes_while_one_is_published_is_published_too() -> None:
+    agenda, feed = one()
+    work = agenda.publishing("c", NOW)
+    work.told = True
+    for _ in range(2):
+        feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="me"))
+    assert not agenda.noting(work, 1)
+    agenda.release(work, NOW)
+    assert (agenda.due(NOW, 9), work.told, work.version) == ([work], False, 2)
+
+
 def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:
     many = [Agenda(f"o{number}", LEASE_MS, publishes=False) for number in range(20)]
     feed = Feed(*many)

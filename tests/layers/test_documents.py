@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from typing import Any
 
@@ -20,6 +21,8 @@ from holdfast import (
     Space,
     Store,
 )
+from holdfast.engine import Batch, Engine, Entry, Page, Receipt
+from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
 
 NAME = "research/MSFT"
@@ -362,6 +365,78 @@ async def test_documents_are_listed_without_their_bodies(
     assert [head.name for head in await space.documents.list(after="a/2", limit=1)] == ["b"]
 
 
+async def test_documents_without_a_body_are_listed_by_their_first_contributor(
+    boss: Space, space: Space, risk: Space
+) -> None:
+    await boss.document("b").replace({}, etag=0)
+    for each in (space, risk):
+        for name in ("a", "b", "c/1", "c/2"):
+            await each.document(name).contribute(1)
+    heads = await space.documents.list()
+    assert [(head.name, head.etag > 0) for head in heads] == [("a", False), ("b", True), ("c/1", False), ("c/2", False)]
+    assert (heads[0].by, heads[0].bytes) == (space.agent, 0)
+    assert [head.name for head in await space.documents.list("c/")] == ["c/1", "c/2"]
+    names: list[str] = []
+    while page := await space.documents.list(after=names[-1] if names else None, limit=1):
+        names += [head.name for head in page]
+    assert names == ["a", "b", "c/1", "c/2"]
+    await boss.document("a").delete()
+    assert [head.name for head in await space.documents.list(limit=1)] == ["b"]
+
+
+async def test_two_writers_with_different_modes_do_not_both_write(store: Store, space: Space, risk: Space) -> None:
+    await space.document(NAME).contribute(1)
+    before = await everything(space)
+    for other in (space, risk):
+        with pytest.raises(InvalidInput, match="in mode 'merge' since the first one, and this is 'reject'"):
+            await other.document(NAME, mode="reject").contribute(2)
+    assert await everything(space) == before
+    with pytest.raises(InvalidInput, match="in mode 'merge'"):
+        await space.document(NAME, mode="reject").withdraw()
+    assert [each.data for each in (await space.document(NAME).read()).sections.values()] == [1]
+    assert await space.document(NAME).withdraw()
+    assert not await space.document("another", mode="reject").withdraw(), "there is nothing to withdraw, in any mode"
+    assert [head.name for head in await space.documents.list()] == [NAME]
+
+
+async def test_of_two_who_contribute_first_in_different_modes_one_is_told(space: Space, risk: Space) -> None:
+    answers = await asyncio.gather(
+        space.document(NAME).contribute(1), risk.document(NAME, mode="reject").contribute(2), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in answers) == ["InvalidInput", "int"]
+    assert len((await space.document(NAME).read()).sections) == 1
+
+
+async def test_after_the_first_a_contribution_is_one_commit_and_no_read(space: Space, risk: Space) -> None:
+    await space.document(NAME).contribute(1)
+    cursor = await space.cursor()
+    counting = Counting(risk._scope.engine)
+    view = Space(dataclasses.replace(risk._scope, engine=counting), risk._blob_folder, risk._coordination)
+    await view.document(NAME).contribute(2)
+    commits = [commit async for commit in space._scope.engine.watch(space.name, cursor=cursor, live=False)]
+    assert (len(commits), counting.asked) == (1, ["commit"])
+
+
+class Counting(Wrapper):
+    """What an engine is asked."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.asked: list[str] = []
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        self.asked.append("commit")
+        return await super().commit(space, batch)
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        self.asked.append("get")
+        return await super().get(space, keys)
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        self.asked.append("scan")
+        return await super().scan(space, prefix, **options)
+
+
 async def test_a_deleted_document_is_gone_with_its_contributions(boss: Space, space: Space) -> None:
     doc = boss.document(NAME)
     await doc.update(lambda body: {"a": 1})
@@ -370,7 +445,7 @@ async def test_a_deleted_document_is_gone_with_its_contributions(boss: Space, sp
     assert await doc.delete()
     view = await doc.read()
     assert (view.etag, view.body, view.sections) == (0, {}, {})
-    assert await space.documents.list() == []
+    assert [head.name for head in await space.documents.list()] == [NAME + "2"]
     assert not await doc.delete()
     assert (await space.document(NAME + "2").read()).contributions["market"].data == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,17 +20,18 @@ from holdfast.layers.correlation_entries import (
     OPEN,
     ORCHESTRATORS,
     OUTBOX,
+    SCHEMA_VERSION,
     STATES,
     Claim,
     State,
     status_in,
     tag_of,
 )
-from holdfast.layers.orchestrator import ATTEMPTS_MAX
+from holdfast.layers.orchestrator import ATTEMPTS_MAX, NOTE_S
 from holdfast.layers.sections import SECTIONS
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
-from tests.layers.desk import BOTH, MOMENTUM, RISK, mortal, running, seen_by, signal, soon
+from tests.layers.desk import BOTH, DEADLINE_S, MOMENTUM, RISK, mortal, running, seen_by, signal, soon
 
 FUSION = "momentum_risk_fusion"
 
@@ -99,6 +101,105 @@ async def test_the_decision_is_one_commit(store: Store, desk: Space) -> None:
         ("sections/correlations/c-1/risk/-", False),
     }
     assert await keys(desk, OPEN, OUTBOX, SECTIONS.root, ORCHESTRATORS) == []
+
+
+async def test_a_shipped_strategy_claims_and_decides_in_one_commit_and_the_next_one_empties_the_outbox(
+    store: Store, desk: Space
+) -> None:
+    for number in range(2):
+        await desk.correlation(f"c-{number}", expect=BOTH)
+        await send_both(store, f"c-{number}")
+    cursor = await desk.cursor()
+    orchestrator = desk.orchestrator(merge=FUSION, on_decision=lambda decision: None)
+    async with running(orchestrator):
+        await until(lambda: orchestrator.published == 2)
+    commits = [
+        commit async for commit in desk._scope.engine.watch(desk.name, STATES, OUTBOX, cursor=cursor, live=False)
+    ]
+    steps = [
+        [status_in(change.tag) for change in commit.changes if change.key.startswith(STATES)] for commit in commits
+    ]
+    assert [step for step in steps if step] == [["orchestrating", "completed"]] * 2
+    assert len(commits) <= 3, "two decisions, and at most one commit more for the outbox"
+    assert await keys(desk, OUTBOX) == []
+
+
+class Meanwhile(Wrapper):
+    """An engine on which something happens just before the first decision is written."""
+
+    def __init__(self, inner: Engine, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(inner)
+        self.happens: Callable[[], Awaitable[object]] | None = happens
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        decides = any(isinstance(op, Put) and op.key.startswith(MADE) for op in batch.operations)
+        if self.happens is not None and decides:
+            happens, self.happens = self.happens, None
+            await happens()
+        return await super().commit(space, batch)
+
+
+@pytest.mark.parametrize("what", ["signal", "context"])
+async def test_a_decision_rests_on_what_was_there_when_it_was_written(store: Store, desk: Space, what: str) -> None:
+    """An agent revises its signal, or the context is published, after the orchestrator has read them."""
+    correlation = await desk.correlation("c-1", expect=BOTH)
+    await send_both(store, "c-1")
+    risk = await seen_by(store, "risk").correlation("c-1")
+    revised = {"analysis": {**RISK["analysis"], "risk_level": "blocked"}}
+
+    async def happens() -> None:
+        if what == "signal":
+            assert (await risk.signal(revised, replace=True)).outcome == "accepted"
+        else:
+            await correlation.context.publish({"market_regime": "risk-off"})
+
+    engine = Meanwhile(desk._scope.engine, happens)
+    view = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    async with running(view.orchestrator(merge=FUSION)):
+        decision = await soon(correlation.decision(wait=None))
+    assert engine.happens is None
+    assert decision is not None
+    assert decision.action == ("no_trade" if what == "signal" else "trade")
+    signals = (await correlation.view()).signals
+    assert signals["risk"]["analysis"]["risk_level"] == ("blocked" if what == "signal" else "medium")
+    assert (await correlation.context.read())["market_regime"] == (None if what == "signal" else "risk-off")
+
+
+@pytest.mark.parametrize("version", ["1.0.0", SCHEMA_VERSION])
+async def test_every_state_that_is_stored_satisfies_the_shipped_schema(
+    store: Store, desk: Space, clock: ManualClock, version: str
+) -> None:
+    await desk.schemas.register_shipped("correlation_state")
+    cursor = await desk.cursor()
+
+    async def raises(signals: Any, question: Question) -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    async with running(desk.orchestrator(merge=FUSION)):
+        complete = await desk.correlation("complete", expect=BOTH)
+        await complete.context.publish({"market_regime": "risk-on"})
+        await send_both(store, "complete")
+        await soon(complete.decision(wait=None))
+        late = await desk.correlation("late", expect=2, timeout="1s", min_agents=1, pattern="sequential")
+        await signal(store, "late", "risk", {**RISK, "schema_version": "1.1.0", "source_signal": {"id": 1}})
+        waiting = asyncio.ensure_future(late.decision(wait=None))
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            clock.advance("200ms")
+    async with running(desk.orchestrator(merge=raises)):
+        failed = await desk.correlation("failed", expect=["risk"])
+        await signal(store, "failed", "risk", RISK)
+        await soon(failed.decision(wait=None))
+    await desk.correlation("open", expect=BOTH)
+    seen: set[str] = set()
+    async for commit in desk._scope.engine.watch(desk.name, STATES, cursor=cursor, live=False):
+        for change in commit.changes:
+            value = decode(change.value, dict)
+            await desk.schemas.validate("correlation_state", value, version)
+            assert value["schema_version"] == SCHEMA_VERSION
+            assert isinstance(value["metadata"]["orchestration_pattern"], str)
+            seen.add(value["status"])
+    assert seen == {"collecting", "orchestrating", "completed", "failed"}
 
 
 async def test_what_was_there_before_it_started_is_decided_too(store: Store, desk: Space) -> None:
@@ -461,6 +562,67 @@ async def test_a_publication_that_could_not_be_noted_is_noted_later_and_not_done
             await asyncio.sleep(0.01)
             clock.advance("1s")
     assert (len(calls), engine.failures) == (1, 0)
+
+
+class Slow(Wrapper):
+    """An engine that does not reach the store, after a while, when a decision would have emptied the outbox too."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.failures = 1
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        puts = [op.key for op in batch.operations if isinstance(op, Put)]
+        gone = [op.key for op in batch.operations if isinstance(op, Delete)]
+        if self.failures and MADE + "c-1" in puts and OUTBOX + "c-0" in gone:
+            await asyncio.sleep(2 * NOTE_S)
+            self.failures -= 1
+            raise Unavailable("the network is away")
+        return await super().commit(space, batch)
+
+
+async def test_what_a_failed_decision_would_have_taken_out_of_the_outbox_is_taken_out_without_it(
+    store: Store, desk: Space
+) -> None:
+    engine = Slow(desk._scope.engine)
+    slow = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    calls: list[str] = []
+
+    async def publish(decision: Decision) -> None:
+        calls.append(decision.corr_id)
+        await signal(store, "c-1", "risk", RISK)  # the other is due at once
+
+    for number in range(2):
+        await desk.correlation(f"c-{number}", expect=BOTH)
+        await signal(store, f"c-{number}", "momentum", MOMENTUM)
+    async with running(slow.orchestrator(merge=FUSION, on_decision=publish)):
+        await signal(store, "c-0", "risk", RISK)
+        await until(lambda: engine.failures == 0)  # the clock stands still, so the other is not tried again
+        async with asyncio.timeout(DEADLINE_S):
+            while await keys(desk, OUTBOX):
+                await asyncio.sleep(0.01)
+    assert calls == ["c-0"]
+
+
+async def test_what_somebody_else_put_into_the_outbox_meanwhile_stays_there_and_holds_nobody_up(
+    store: Store, desk: Space
+) -> None:
+    """While its decision is published another orchestrator puts another one there."""
+    engine = desk._scope.engine
+
+    async def publish(decision: Decision) -> None:
+        if decision.corr_id == "c-0":
+            await engine.commit(desk.name, Batch("orchestrator", (Put(OUTBOX + "c-0", encode("another")),)))
+
+    for number in range(2):
+        await desk.correlation(f"c-{number}", expect=BOTH)
+    orchestrator = desk.orchestrator(merge=FUSION, on_decision=publish)
+    async with running(orchestrator):
+        for number in range(2):
+            await send_both(store, f"c-{number}")
+            await until(lambda wanted=number + 1: orchestrator.published == wanted)
+    [entry] = (await engine.scan(desk.name, OUTBOX)).entries
+    assert decode(entry.value) == "another"
 
 
 async def test_a_correlation_that_ends_its_orchestrators_is_given_up(store: Store, desk: Space) -> None:

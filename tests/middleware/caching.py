@@ -70,9 +70,15 @@ class MemoryShelf:
     def __init__(self) -> None:
         self.copies: dict[tuple[str, str], tuple[int, bytes]] = {}
         self.errors = 0
+        self.round_trips = 0
 
     async def get(self, space: str, name: str) -> bytes | None:
         return self.copies.get((space, name), (0, None))[1]
+
+    async def get_all(self, space: str, names: list[str]) -> list[bytes | None]:
+        self.round_trips += 1
+        await asyncio.sleep(0)
+        return [await self.get(space, name) for name in names]
 
     async def put(self, space: str, name: str, at: int, copy: bytes, ttl_ms: int) -> bool:
         if self.copies.get((space, name), (0, b""))[0] > at:

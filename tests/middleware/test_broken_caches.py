@@ -19,7 +19,9 @@ from holdfast.engine import Batch, Entry, Receipt, Touch
 from holdfast.middleware.cache import CachedEngine
 from holdfast.middleware.cache_followed import Followed
 from holdfast.middleware.cache_memory import Item, Name
+from holdfast.middleware.cache_shelf import item_of
 from tests.middleware import test_cache as tests
+from tests.middleware import test_cache_together as together
 from tests.middleware.caching import Bench, MemoryShelf
 
 CHANGED_LINES_MAX = 10
@@ -105,6 +107,13 @@ class ReplacesLaterCopies(MemoryShelf):
         return True
 
 
+class TakesCopiesAsTheyAre(CachedEngine):
+    """Does not ask whether a copy has changed since, or shows what its reader has seen."""
+
+    def _judged(self, home: Followed, identity: str, name: Name, data: bytes | None, seen: int) -> Item | None:
+        return None if data is None else item_of(data)
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is broken, and the test that says so."""
@@ -136,6 +145,8 @@ FAULTS = [
         ReplacesLaterCopies,
         tests.test_a_copy_of_an_earlier_revision_never_replaces_a_later_one_on_the_shelf,
     ),
+    Fault(TakesCopiesAsTheyAre, together.test_a_copy_of_what_has_changed_since_is_not_shown),
+    Fault(TakesCopiesAsTheyAre, together.test_who_has_seen_more_than_the_copies_is_answered_by_the_durable_engine),
 ]
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.broken.__name__)

@@ -226,6 +226,11 @@ async def test_readers_who_write_themselves_and_hear_of_others_late_or_never_are
             if 0.3 < what < 0.9:
                 page = await bench.store.scan(SPACE, "records/c/")
                 assert (await engine.scan_seen(SPACE, "records/c/", seen)).entries == page.entries
+            if what < 0.1:
+                pair = [key, chance.choice(keys)]
+                entries, part, _ = await engine.read_seen(SPACE, pair, "records/c/", seen)
+                assert entries == await bench.store.get(SPACE, pair)
+                assert part.entries == (await bench.store.scan(SPACE, "records/c/")).entries
             if what > 0.8:
                 assert (await engine.get_seen(SPACE, keys, seen))[0] == await bench.store.get(SPACE, keys)
     for engine in processes:

@@ -105,6 +105,20 @@ async def test_the_number_of_permits_is_written_once() -> None:
     assert (await keeper.entries())[key].value == b"4"
 
 
+async def test_the_mode_of_a_document_is_written_once_and_changed_by_orchestrators_alone() -> None:
+    keeper = Keeper()
+    key = "modes/documents/d"
+    alice, bob = keeper.engine_of("alice"), keeper.engine_of("bob")
+    await alice.commit(SPACE, batch("alice", Put(key, b'"merge"'), when=(Absent(key),)))
+    for agent, engine in (("alice", alice), ("bob", bob)):
+        for operation in (Put(key, b'"reject"'), Delete(key), Increment(key, 1), Touch(key, 1)):
+            with pytest.raises(AccessDenied):
+                await engine.commit(SPACE, batch(agent, operation))
+    assert (await keeper.entries())[key].value == b'"merge"'
+    await keeper.engine_of("lead", role="orchestrator").commit(SPACE, batch("lead", Delete(key)))
+    assert key not in await keeper.entries()
+
+
 async def test_records_lists_and_sets_belong_to_everybody() -> None:
     keeper = Keeper()
     keys = ("records/k", "lists/l/1/1", "sets/s/1/1")

@@ -54,3 +54,5 @@ async def follow(
             if changes:
                 yield ChangeSet(commit.version, commit.at, commit.actor, changes, commit.request_id)
         await asyncio.sleep(0)  # others run too while somebody reads through a long feed
+        if live and len(commits) < READ_MAX:
+            await feed.changed(position)  # that was all, so the next read would find nothing

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -80,17 +81,14 @@ class RedisShelf:
         return self._errors
 
     async def get(self, space: str, name: str) -> bytes | None:
-        key = self._key(space, name)
-
-        async def work(link: Link, asking: bool) -> Any:
-            first: list[tuple[str, ...]] = [("ASKING",)] if asking else []
-            answer = (await link.call_all(*first, ("GET", key)))[-1]
-            if isinstance(answer, RedisError):
-                raise answer
-            return answer
-
-        copy = await self._run(space, work)
+        copy = await self._run(space, _asking(("GET", self._key(space, name))))
         return copy[AT_DIGITS:] if isinstance(copy, bytes) else None
+
+    async def get_all(self, space: str, names: list[str]) -> list[bytes | None]:
+        copies = await self._run(space, _asking(("MGET", *(self._key(space, name) for name in names))))
+        if not isinstance(copies, list) or len(copies) != len(names):
+            return [None] * len(names)
+        return [copy[AT_DIGITS:] if isinstance(copy, bytes) else None for copy in copies]
 
     async def put(self, space: str, name: str, at: int, copy: bytes, ttl_ms: int) -> bool:
         key, digits = self._key(space, name), f"{at:0{AT_DIGITS}d}"
@@ -189,6 +187,19 @@ class _Patience:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _asking(command: tuple[str, ...]) -> Callable[[Link, bool], Awaitable[Any]]:
+    """One command, as `Servers.run` takes it."""
+
+    async def work(link: Link, asking: bool) -> Any:
+        first: list[tuple[str, ...]] = [("ASKING",)] if asking else []
+        answer = (await link.call_all(*first, command))[-1]
+        if isinstance(answer, RedisError):
+            raise answer
+        return answer
+
+    return work
 
 
 async def _ping(link: Link, asking: bool) -> None:

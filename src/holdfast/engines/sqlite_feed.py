@@ -23,7 +23,14 @@ class SqliteFeed:
         """Never changes, not when the space is dropped and made anew either."""
 
     async def bounds(self) -> tuple[int, int]:
-        return self._position()
+        engine = self._engine
+        engine._check_usable()
+        with translating(engine._path):
+            read = engine._reading()
+            if (space := self._found(read)) is None:
+                return 0, 0
+            (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
+        return floor, self._revision()
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         engine = self._engine
@@ -41,19 +48,17 @@ class SqliteFeed:
 
     async def changed(self, after: int) -> None:
         with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
-            if self._position()[1] <= after:
+            if self._revision() <= after:
                 await rung
 
-    def _position(self) -> tuple[int, int]:
-        """The space's floor and revision; both 0 while there is no such space."""
+    def _revision(self) -> int:
+        """The space's revision; 0 while there is no such space."""
         engine = self._engine
         engine._check_usable()
         with translating(engine._path):
             read = engine._reading()
-            if (space := self._found(read)) is None:
-                return 0, 0
-            (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
-            return floor, head_of(read, space)[0]
+            space = self._found(read)
+            return 0 if space is None else head_of(read, space)[0]
 
     def _found(self, read: Execute) -> int | None:
         if self._id is None:

@@ -82,7 +82,7 @@ class ToDecide(Work):
 class ToPublish(Work):
     """A decision in the outbox."""
 
-    __slots__ = ("decision", "told")
+    __slots__ = ("decision", "noting", "told")
 
     def __init__(self, corr_id: str) -> None:
         super().__init__(corr_id)
@@ -90,6 +90,8 @@ class ToPublish(Work):
         """As far as it was read."""
         self.told = False
         """This process has published it, and has only to note that."""
+        self.noting = False
+        """And that is under way."""
 
 
 class Agenda:
@@ -168,7 +170,7 @@ class Agenda:
     def _moved(self, version: int, change: Change, now: int) -> None:
         corr_id = change.key[len(STATES) :]
         work = self._open.get(corr_id)
-        if work is not None and version <= work.version:
+        if work is not None and version < work.version:  # a commit may claim and decide: its last step counts
             return
         if not change.exists or status_in(change.tag) in FINISHED:
             self.drop(corr_id)
@@ -195,10 +197,12 @@ class Agenda:
             return
         if work is not None and version <= work.version:
             return
-        if work is None:
+        if work is None or work.noting:
             if len(self._outbox) >= OPEN_MAX:
                 self.overfull = True
                 return
+            if work is not None:  # what is being noted is of the entry before
+                self._claimed.get(work.claimant or "", set()).discard(work)
             work = self._outbox[corr_id] = ToPublish(corr_id)
         work.version = version
         self._claim(work, change.tag, now)
@@ -225,6 +229,8 @@ class Agenda:
         work.planned_at = at
 
     def _due_at(self, work: ToDecide | ToPublish, now: int) -> int | None:
+        if isinstance(work, ToPublish) and work.noting:
+            return None
         if work.claimant == self.me:
             return max(now, work.retry_at)  # begun, and given up for now
         if work.claimant is not None:
@@ -281,6 +287,8 @@ class Agenda:
     def release(self, work: ToDecide | ToPublish, now: int, retry_at: int = 0) -> None:
         """This process is not at it any more; if it is still open it is looked at again."""
         work.busy = False
+        if retry_at and isinstance(work, ToPublish):
+            work.noting = False
         work.retry_at = retry_at
         if self._is_known(work):
             self._replan(work, now)
@@ -299,6 +307,14 @@ class Agenda:
         work.busy = True
         self._claim(work, self.me, now)
         return work
+
+    def noting(self, work: ToPublish, version: int) -> bool:
+        """It was published; its entry, of this version, is about to be taken out. False: another is there, to be published too."""
+        if work.version > version:
+            work.decision, work.told = None, False
+            return False
+        work.noting, work.version = True, version
+        return True
 
     def published(self, work: ToPublish, version: int = 0) -> None:
         """It is not in the outbox any more, since this version, or never was."""

@@ -56,6 +56,20 @@ async def read_prefix(scope: Scope, prefix: str, consistency: Consistency = "str
     return await scope.engine.scan(scope.space, prefix, limit=limit)
 
 
+async def read_with_prefix(
+    scope: Scope, keys: list[str], prefix: str, consistency: Consistency = "strong", *, limit: int = 1000
+) -> tuple[list[Entry | None], Page]:
+    """Entries and the first page under a prefix: two snapshots, each as new as asked; from a hot tier in one round trip."""
+    caches, session = scope.caches, scope.session
+    if caches is None or consistency not in ("session", "eventual"):
+        return await read(scope, keys, consistency), await read_prefix(scope, prefix, consistency, limit=limit)
+    least = session.seen if consistency == "session" else 0
+    entries, page, seen = await caches.read_seen(scope.space, keys, prefix, least, limit=limit)
+    if consistency == "session":
+        session.saw(seen)
+    return entries, page
+
+
 def _check(consistency: str) -> None:
     if consistency not in ("strong", "eventual"):
         raise InvalidInput(f"consistency is strong, session or eventual, not {consistency!r:.40}")

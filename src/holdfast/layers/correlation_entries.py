@@ -72,8 +72,11 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     timed_out: bool = False
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A correlation. `ready` is never stored: it is collecting, with all signals there."""
+class State(msgspec.Struct, frozen=True):
+    """A correlation, stored as the shipped schema of correlation_state has it, empty signals included.
+
+    `ready` is never stored: it is collecting, with all signals there.
+    """
 
     corr_id: str
     status: Status

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
@@ -103,13 +104,20 @@ class Correlation:
 
     def __init__(self, scope: Scope, coordination: Coordination, corr_id: str) -> None:
         self.id = corr_id
-        self.context = SharedContext(scope, corr_id)
         self._scope = scope
         self._coordination = coordination
         self._key = STATES + corr_id
         self._signals = Sections(scope, SIGNALS, corr_id)
-        self._late = Sections(scope, LATE, corr_id)
         self._known: tuple[State, int] | None = None
+
+    @cached_property
+    def context(self) -> SharedContext:
+        """What orchestrators let the agents know."""
+        return SharedContext(self._scope, self.id)
+
+    @cached_property
+    def _late(self) -> Sections:
+        return Sections(self._scope, LATE, self.id)
 
     # --- making and finding ---
 
@@ -152,12 +160,13 @@ class Correlation:
             except Conflict:
                 self._known = None  # it has moved on, or the agent has signalled before
         begun: Items[Transaction] = []
+        told = decode(encode(fields), dict)  # as it will be read, to be compared with what was
 
         def begin() -> Transaction:
             begun.append(Transaction(self._scope))
             return begun[-1]
 
-        outcome, version = await transact(begin, lambda tx: self._signal_in(tx, agent, fields, replace))
+        outcome, version = await transact(begin, lambda tx: self._signal_in(tx, agent, told, replace))
         receipt = begun[-1].receipt
         return Signalled(outcome, version or (0 if receipt is None else receipt.version))
 

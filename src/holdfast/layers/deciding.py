@@ -1,6 +1,7 @@
 """From the signals of one correlation to its decision: what is read, what the strategy is asked, what is told of it.
 
-A `Case` is all that the decision rests on, read after the claim, when nothing of it can change any more. `conclude` asks the
+A `Case` is all that the decision rests on, read after the claim, when nothing of it can change any more; or before, and then the
+decision is committed on condition that nothing has (`as_read`). `conclude` asks the
 strategy, if there are signals enough, and puts decision, merged context and the facts for the audit together. It writes nothing.
 
 Signals enough: all; or at least `min_agents` when the time is over; or any at all when somebody asked to decide now. Otherwise the
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
+from holdfast.engine import Absent, Condition, VersionIs
 from holdfast.errors import Error, InvalidInput
 from holdfast.ids import new_id
 from holdfast.layers.correlation_entries import CONTEXTS, SIGNALS, Audit, Decision, State, Status, millis
@@ -42,6 +44,8 @@ class Case:
     context: dict[str, Any] | None
     entries: list[str]
     """The keys of what is told by the state from the decision on, and goes."""
+    as_read: tuple[Condition, ...]
+    """What holds as long as nobody has changed any of it."""
     forced: bool = False
     broken: str | None = None
     """Why nobody should ask the strategy any more."""
@@ -76,6 +80,9 @@ async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
     sections = Sections(scope, SIGNALS, state.corr_id)
     [context] = await scope.engine.get(scope.space, [CONTEXTS + state.corr_id])
     keys = [] if context is None else [context.key]
+    as_read: list[Condition] = [Absent(CONTEXTS + state.corr_id)]
+    if context is not None:
+        as_read = [VersionIs(context.key, context.version)]
     found: list[tuple[int, str, dict[str, Any]]] = []
     page = await scope.engine.scan(scope.space, sections.prefix, limit=ENTRIES_MAX)
     for entry in page.entries:
@@ -84,8 +91,10 @@ async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
         sent = sent_of(decode(entry.value))
         if instance == SOLE and sent is not None and sent.run == state.run and state.expects(agent):
             found.append((entry.version, agent, sent.signal))
+            as_read.append(VersionIs(entry.key, entry.version))
     signals = {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
-    return Case(state, signals, None if context is None else decode(context.value, dict), keys, forced)
+    told = None if context is None else decode(context.value, dict)
+    return Case(state, signals, told, keys, tuple(as_read), forced)
 
 
 async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> Decision:

@@ -7,11 +7,12 @@
 
 Keys. `documents/bodies/<name>` is the body, its version the etag; `documents/heads/<name>` is what a listing shows, and the
 reducers (`reducers.py`); both are written together, by orchestrators. `sections/documents/<name>/<agent>/<instance>` is a
-contribution (`sections.py`), written by its agent. Each change pushes an event of history (`history.py`) in the same commit.
+contribution (`sections.py`), written by its agent; `modes/documents/<name>` is the mode in which they are made (`modes.py`). Each
+change pushes an event of history (`history.py`) in the same commit.
 
 How it works. A contribution is one commit of two operations and reads nothing, so it costs what it is, however large the
 document; those of different agents never conflict. Two instances of one agent: in mode "merge" each has a section; in mode
-"reject" they share one, and whoever has not seen the present one gets Conflict. Changes of the body are conditional on the
+"reject" they share one, and whoever has not seen the present one gets Conflict. The first contribution settles the mode. Changes of the body are conditional on the
 etag: `update` runs its function again on the fresh body, RETRIES times with random pauses; `merge` needs no luck, because
 reducers take any order; `locked` lets one at a time in, and a holder that lost its lease writes nothing.
 
@@ -27,29 +28,42 @@ What it is not: body and sections are not one snapshot. Each page of sections is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, optional_ms
+from holdfast.clock import Duration, optional_ms
 from holdfast.codec import decode, encode
-from holdfast.engine import OPERATIONS_MAX, Absent, Condition, Delete, Entry, Page, Put, VersionIs
+from holdfast.engine import (
+    OPERATIONS_MAX,
+    Absent,
+    Condition,
+    Delete,
+    Entry,
+    Operation,
+    Page,
+    Put,
+    Receipt,
+    VersionIs,
+)
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.identity import check_agent
-from holdfast.keys import check_name, check_prefix
+from holdfast.keys import check_name
 from holdfast.layers.answers import ANSWERS, once
 from holdfast.layers.conflicts import Contradiction
-from holdfast.layers.consistency import Consistency, read
+from holdfast.layers.consistency import Consistency, read, read_with_prefix
 from holdfast.layers.contributions import (
+    Contribution,
     DocumentView,
     checked_confidence,
     checked_inputs,
     contribution_of,
 )
 from holdfast.layers.diffs import Difference, differences
+from holdfast.layers.document_heads import StoredHead, stored_head
 from holdfast.layers.history import DocumentEvent, History
+from holdfast.layers.modes import ContributionMode, Mode
 from holdfast.layers.reducers import check_reducers, reduced
 from holdfast.layers.resolutions import (
     CONFIDENCE_MIN,
@@ -58,10 +72,9 @@ from holdfast.layers.resolutions import (
     Judgement,
     Resolution,
     Resolutions,
-    stored,
 )
 from holdfast.layers.scope import Scope
-from holdfast.layers.sections import SOLE, Sections
+from holdfast.layers.sections import PAGE, SOLE, Sections
 from holdfast.layers.transact import ATTEMPTS_MAX, Transaction, transact
 
 if TYPE_CHECKING:
@@ -69,8 +82,6 @@ if TYPE_CHECKING:
 
 RETRIES: Final = 3
 """How often an update runs again when it met another."""
-Mode: TypeAlias = Literal["merge", "reject"]
-Items = list
 Change: TypeAlias = Callable[[Any], Any] | Callable[[Any], Awaitable[Any]]
 
 
@@ -79,24 +90,6 @@ class DocumentVersion(msgspec.Struct, frozen=True):
 
     etag: int
     body: Any
-
-
-class DocumentHead(msgspec.Struct, frozen=True):
-    """A document in a listing."""
-
-    name: str
-    etag: int
-    by: str
-    bytes: int
-    updated_at: datetime
-
-
-class _StoredHead(msgspec.Struct, frozen=True):
-    by: str = ""
-    bytes: int = 0
-    etag: int | None = None
-    """Of the body, when the head was written without one; None: they were written together."""
-    reducers: dict[str, str] = {}
 
 
 class Document:
@@ -110,10 +103,9 @@ class Document:
         lock: Callable[[Duration | None, Duration | None], Wanted],
         judgement: Judgement,
     ) -> None:
-        if mode not in ("merge", "reject"):
-            raise InvalidInput(f"mode must be 'merge' or 'reject', not {mode!r:.60}")
         self.name = check_name(name, "document")
         self.mode: Mode = mode
+        self._mode = ContributionMode(scope, name, mode)
         self._scope = scope
         self._lock = lock
         self._sections = Sections(scope, "documents", name)
@@ -128,21 +120,38 @@ class Document:
 
     async def read(self, *, consistency: Consistency = "session") -> DocumentView:
         """Body and contributions. A document that nobody wrote to is empty."""
-        body, head = await self._fetch(consistency)
-        sections = await self._sections.read(consistency)
-        found = {each.section: each for each in map(contribution_of, sections)}
+        keys, prefix = [self._body, self._head], self._sections.prefix
+        [body, head], first = await read_with_prefix(self._scope, keys, prefix, consistency, limit=PAGE)
+        found: dict[str, Contribution] = {}
+        async for sections in self._sections.pages(first=first):
+            for each in map(contribution_of, sections):
+                found[each.section] = each
         if self.mode == "reject":
             self._seen = {each.section: each.version for each in found.values()}
         version = _version(body)
-        return DocumentView(self.name, version.etag, version.body, found, _stored_head(head).reducers)
+        return DocumentView(self.name, version.etag, version.body, found, stored_head(head).reducers)
 
-    async def _fetch(self, consistency: Consistency) -> list[Entry | None]:
-        """Body and head."""
-        keys = [self._body, self._head]
-        if consistency == "strong" or self._scope.caches is None:
-            return await read(self._scope, keys, consistency)
-        # One by one, as a hot tier keeps them. Written together, they are of one moment or the newer one is seen next time.
-        return [entry for key in keys for entry in await read(self._scope, [key], consistency)]
+    async def pages(
+        self, *, after: str | None = None, limit: int = PAGE, consistency: Consistency = "session"
+    ) -> AsyncIterator[DocumentView]:
+        """The document with a page of its contributions at a time, for who must not hold all of them; `after` is a section's name.
+
+        Each view has the body. What it says of stale contributions is true of inputs that are in the same view.
+        """
+        keys, prefix = [self._body, self._head], self._sections.prefix
+        if after is None:
+            [body, head], page = await read_with_prefix(self._scope, keys, prefix, consistency, limit=limit)
+        else:
+            body, head = await read(self._scope, keys, consistency)
+            page = await self._scope.engine.scan(self._scope.space, prefix, after=prefix + after, limit=limit)
+        version, reducers = _version(body), stored_head(head).reducers
+        while True:
+            found = [contribution_of(self._sections.section(entry)) for entry in page.entries]
+            yield DocumentView(self.name, version.etag, version.body, {each.section: each for each in found}, reducers)
+            if not page.more:
+                return
+            last = page.entries[-1].key
+            page = await self._scope.engine.scan(self._scope.space, prefix, after=last, limit=limit)
 
     async def history(self, *, before: str | None = None, limit: int = 100) -> list[DocumentEvent]:
         """Who wrote what, when, from which inputs; newest first. `before` is the id of the last event already seen."""
@@ -227,17 +236,31 @@ class Document:
             value["instance"] = self._scope.instance if instance is None else instance
         put = self._sections.put(value, agent=agent, instance=element, ttl_ms=optional_ms(ttl))
         operations = (put, await self._history.contributed(section, put.value))
-        conditions: tuple[Condition, ...] = ()
+        conditions: tuple[Condition, ...] = (self._mode.condition,)
         if self.mode == "reject":
             seen = (self._seen if inputs is None else given).get(section, 0)
-            conditions = (VersionIs(put.key, seen) if seen else Absent(put.key),)
+            conditions = (*conditions, VersionIs(put.key, seen) if seen else Absent(put.key))
         try:
-            receipt = await self._scope.commit(operations, conditions, request_id)
+            receipt = await self._commit_in_mode(operations, conditions, request_id)
         except Conflict as conflict:
+            if conflict.key != put.key:
+                raise
             raise await self._rejected(conflict, put.key, data) from conflict
         if self.mode == "reject":
             self._seen[section] = receipt.version
         return receipt.version
+
+    async def _commit_in_mode(
+        self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...], request_id: str | None
+    ) -> Receipt:
+        """Conditional on the mode; the first contribution of all settles it."""
+        try:
+            return await self._scope.commit(operations, conditions, request_id)
+        except Conflict as conflict:
+            if conflict.key != self._mode.key:
+                raise
+            await self._mode.settle(conflict)
+        return await self._scope.commit(operations, conditions, request_id)
 
     async def _rejected(self, conflict: Conflict, key: str, data: Any) -> Conflict:
         [entry] = await self._scope.engine.get(self._scope.space, [key])
@@ -260,10 +283,11 @@ class Document:
         element = SOLE if self.mode == "reject" else self._scope.instance if instance is None else instance
         section = f"{self._scope.actor if agent is None else agent}/{element}"
         gone = self._sections.delete(agent=agent, instance=element)
-        receipt = await self._scope.commit(
-            (gone, await self._history.told("withdrew", section=section)), (), request_id
-        )
+        operations = gone, await self._history.told("withdrew", section=section)
+        receipt = await self._scope.commit(operations, (), request_id)
         self._seen.pop(section, None)
+        if receipt.results[0] is not True:
+            await self._mode.check()  # with another mode it would have been another section
         return receipt.results[0] is True
 
     # --- the body ---
@@ -295,9 +319,9 @@ class Document:
         async def work(transaction: Transaction) -> Any:
             async def do() -> None:
                 [body, head] = await transaction.read(self._body, self._head)
-                stored = _stored_head(head)
+                stored = stored_head(head)
                 etag = 0 if body is None else body.version
-                transaction.put(Put(self._head, encode(_StoredHead(stored.by, stored.bytes, etag, declared))))
+                transaction.put(Put(self._head, encode(StoredHead(stored.by, stored.bytes, etag, declared))))
                 transaction.operations.append(await self._history.told("reducers", declared))
 
             return await once(transaction, request_id, ["declare", self.name, declared], do)
@@ -310,7 +334,8 @@ class Document:
         Decisions stay, and its history until its ttl.
         """
         event = await self._history.told("deleted")
-        receipt = await self._scope.commit((Delete(self._body), Delete(self._head), event), (), request_id)
+        operations = Delete(self._body), Delete(self._head), Delete(self._mode.key), event
+        receipt = await self._scope.commit(operations, (), request_id)
         found = True in receipt.results
         for prefix in (self._sections.prefix, DOCUMENTS.prefix("escalations", self.name)):
             while keys := [entry.key for entry in (await self._under(prefix)).entries]:
@@ -342,7 +367,7 @@ class Document:
         async def work(transaction: Transaction) -> Any:
             async def do() -> None:
                 [entry, head] = await transaction.read(self._body, self._head)
-                present, stored = _version(entry), _stored_head(head)
+                present, stored = _version(entry), stored_head(head)
                 if change is None:
                     body = reduced(present.body, merged, stored.reducers)
                 else:
@@ -375,12 +400,12 @@ class Document:
         [entry, answer] = await self._scope.engine.get(self._scope.space, keys)
         return DocumentVersion(0 if answer is None else answer.version, _version(entry).body)
 
-    async def _stage(self, transaction: Transaction, present: DocumentVersion, body: Any, stored: _StoredHead) -> None:
+    async def _stage(self, transaction: Transaction, present: DocumentVersion, body: Any, stored: StoredHead) -> None:
         """Body, head and history, in one commit."""
         value = encode(body)
         changes = list(differences(present.body, decode(value)))
         transaction.put(Put(self._body, value))
-        transaction.put(Put(self._head, encode(_StoredHead(self._scope.actor, len(value), None, stored.reducers))))
+        transaction.put(Put(self._head, encode(StoredHead(self._scope.actor, len(value), None, stored.reducers))))
         transaction.operations.append(await self._history.changed(present.etag, changes))
 
     def _conflict(self, mine: DocumentVersion, theirs: DocumentVersion, entry: Entry | None) -> Conflict:
@@ -418,35 +443,5 @@ class Locked:
         await self._wanted.__aexit__(kind, exc, trace)
 
 
-class Documents:
-    """The documents of a space that have a body, as `space.documents`."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    async def list(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[DocumentHead]:
-        """Names, etags and sizes in the order of names, without reading the bodies; `after` is the last name seen."""
-        check_prefix(prefix)
-        start = DOCUMENTS.prefix("heads")
-        found = await self._scope.engine.scan(
-            self._scope.space, start + prefix, after=None if after is None else start + after, limit=limit
-        )
-        return [_head(entry, entry.key[len(start) :]) for entry in found.entries]
-
-    async def escalations(self) -> Items[Resolution]:
-        """What waits for a person, in any document."""
-        return await stored(self._scope, "escalations")
-
-
 def _version(entry: Entry | None) -> DocumentVersion:
     return DocumentVersion(0, {}) if entry is None else DocumentVersion(entry.version, decode(entry.value))
-
-
-def _stored_head(entry: Entry | None) -> _StoredHead:
-    return _StoredHead() if entry is None else decode(entry.value, _StoredHead)
-
-
-def _head(entry: Entry, name: str) -> DocumentHead:
-    stored = _stored_head(entry)
-    etag = entry.version if stored.etag is None else stored.etag
-    return DocumentHead(name, etag, stored.by, stored.bytes, as_datetime(entry.updated_at))

@@ -11,8 +11,13 @@ follows the feed (`agenda.py`), and when a correlation is due it takes three ste
 3. Decide, in one commit: the state with its signals and its retention, the decision with the merged context and how it came
    about, the entry in the outbox, the end of the index entry and of the signals' own entries.
 
-Then the decision is published: `on_decision` is called, and the outbox entry removed. The decision is in the outbox once, from
-the commit that made it, and the orchestrator that made it is the one to publish it as long as its lease lives.
+A shipped strategy takes no time and has no effects, so there is nothing a claim of its own would guard: when the signals of all
+named agents are there, claim and decision are one commit, on condition that state, signals and context are as they were read.
+The feed tells both steps. Where something was changed meanwhile, it is claimed first.
+
+Then the decision is published: `on_decision` is called, and the outbox entry is removed, with the next commit of this
+orchestrator or after NOTE_S. The decision is in the outbox once, from the commit that made it, and the orchestrator that made
+it is the one to publish it as long as its lease lives.
 
 How it fails. One that dies, at any point, loses its lease; another takes over what it had claimed, and publishes what it left in
 the outbox. If it died after `on_decision` had done its work and before that was noted, `on_decision` is called again: with
@@ -36,7 +41,19 @@ import msgspec
 
 from holdfast.clock import as_datetime, sleep_or
 from holdfast.codec import decode, encode
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Absent, Delete, Entry, Operation, Put, VersionIs, cursor_at
+from holdfast.engine import (
+    OPERATIONS_MAX,
+    SCAN_MAX,
+    Absent,
+    Condition,
+    Delete,
+    Entry,
+    Operation,
+    Put,
+    Receipt,
+    VersionIs,
+    cursor_at,
+)
 from holdfast.errors import (
     Compacted,
     Conflict,
@@ -69,7 +86,7 @@ from holdfast.layers.correlation_entries import (
 )
 from holdfast.layers.deciding import Case, conclude, read_case
 from holdfast.layers.leases import Lease
-from holdfast.layers.merging import Strategy, strategy_of
+from holdfast.layers.merging import STRATEGIES, Strategy, strategy_of
 from holdfast.layers.patterns import called
 from holdfast.layers.scope import Scope
 
@@ -80,6 +97,10 @@ ATTEMPTS_MAX: Final = 5
 """Orchestrators that may end in the middle of one correlation before it is failed."""
 RETRY_MS: Final = 200
 PUBLISH_MS_MAX: Final = 60_000
+NOTE_S: Final = 0.05
+"""How long the outbox may still show what was published, if no other commit takes it out."""
+NOTES_MAX: Final = 32
+"""Entries of the outbox that one commit takes out."""
 STOP_S_MAX: Final = 10.0
 """How long stopping waits for what is being decided."""
 FOLLOWED: Final = (ORCHESTRATORS, STATES, SIGNALLED, OUTBOX)
@@ -100,7 +121,12 @@ class Term:
         self.agenda = agenda
         self.scope = lease.guarding()
         self.news = asyncio.Event()
+        self.sleeps_until: int | None = None
+        """When it looks by itself; None: not before there is news."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.unnoted: list[ToPublish] = []
+        """What was published, and is still in the outbox."""
+        self.noting: asyncio.Task[None] | None = None
         lease.tell(self.news)
 
     @property
@@ -124,6 +150,7 @@ class Orchestrator:
         version: str,
     ) -> None:
         self.merge, self._strategy = strategy_of(merge, strategies)
+        self._at_once = self._strategy is STRATEGIES.get(self.merge)
         self.decided = 0
         """Correlations this one has decided."""
         self.published = 0
@@ -199,7 +226,8 @@ class Orchestrator:
                     raise Compacted("there is room for more open correlations than were read")
                 if not (self._stopping or term.lost or following.done()):
                     is_full = len(term.tasks) >= WORK_MAX  # then the next one to finish wakes this
-                    await sleep_or(clock, None if is_full else agenda.next_at(), term.news)
+                    term.sleeps_until = None if is_full else agenda.next_at()
+                    await sleep_or(clock, term.sleeps_until, term.news)
         finally:
             self._term = None
             following.cancel()
@@ -216,6 +244,7 @@ class Orchestrator:
             task.cancel()
         if term.tasks:
             await asyncio.wait(term.tasks)
+        await self._note_now(term)
 
     async def _load(self, term: Term) -> str:
         """Read what is there, and give the cursor from which on the feed tells the rest."""
@@ -245,11 +274,10 @@ class Orchestrator:
     async def _follow(self, term: Term, cursor: str) -> None:
         clock, agenda = self._scope.clock, term.agenda
         async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
-            before = agenda.next_at()
             agenda.apply(commit, clock.now_ms())
             self._begin_due(term)
-            after = agenda.next_at()
-            if after is not None and (before is None or after < before):
+            due_at, until = agenda.next_at(), term.sleeps_until
+            if due_at is not None and (until is None or due_at < until):
                 term.news.set()  # something is due earlier than what is slept for
 
     async def _look(self, term: Term, peer: str) -> None:
@@ -307,9 +335,15 @@ class Orchestrator:
             term.agenda.release(work, now, now + retry_ms if retry_ms else 0)
             if retry_ms or term.lost:
                 term.news.set()
+            if term.unnoted and term.noting is None:  # also when a commit was refused that would have taken them out
+                term.noting = asyncio.ensure_future(self._note_soon(term))
 
     async def _decide(self, term: Term, work: ToDecide, seen: State, version: int, *, forced: bool = False) -> Decision:
         timed_out = not forced and not work.complete
+        if self._at_once and not forced and not timed_out and seen.claim is None and seen.metadata.expected_agents:
+            decision = await self._decide_at_once(term, seen, version)
+            if decision is not None:
+                return decision
         state, version = await self._claim(term, seen, version, timed_out=timed_out)
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
@@ -317,21 +351,34 @@ class Orchestrator:
         decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
         return await self._finish(term, case, version, decision)
 
-    async def _claim(self, term: Term, state: State, version: int, *, timed_out: bool) -> tuple[State, int]:
-        """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
+    async def _decide_at_once(self, term: Term, seen: State, version: int) -> Decision | None:
+        """Claim and decide in one commit; None when a signal or the context was changed meanwhile: a claim ends that."""
+        case = await read_case(self._scope, self._claimed(term, seen), forced=False)
+        if not case.complete:
+            return None
+        decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
+        try:
+            return await self._finish(term, case, version, decision, case.as_read)
+        except Conflict as conflict:
+            if conflict.key == STATES + seen.corr_id:
+                raise
+            return None
+
+    def _claimed(self, term: Term, state: State, *, timed_out: bool = False) -> State:
         now = as_datetime(self._scope.clock.now_ms())
         attempt = 1 if state.claim is None else state.claim.attempt + 1
-        claimed = State(
-            state.corr_id,
-            "orchestrating",
-            state.run,
-            _updated(state, now),
-            claim=Claim(term.id, attempt, now, timed_out),
-        )
-        put = Put(STATES + state.corr_id, encode(claimed), tag=tag_of("orchestrating"))
-        return claimed, (await term.scope.commit((put,), (VersionIs(put.key, version),))).version
+        claim = Claim(term.id, attempt, now, timed_out)
+        return State(state.corr_id, "orchestrating", state.run, _updated(state, now), claim=claim)
 
-    async def _finish(self, term: Term, case: Case, version: int, decision: Decision) -> Decision:
+    async def _claim(self, term: Term, state: State, version: int, *, timed_out: bool) -> tuple[State, int]:
+        """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
+        claimed = self._claimed(term, state, timed_out=timed_out)
+        put = _claiming(claimed)
+        return claimed, (await self._commit(term, (put,), (VersionIs(put.key, version),))).version
+
+    async def _finish(
+        self, term: Term, case: Case, version: int, decision: Decision, as_read: tuple[Condition, ...] = ()
+    ) -> Decision:
         """State, decision, outbox and what goes away: one commit."""
         state, now = case.state, self._scope.clock.now_ms()
         ttl_ms = await kept_ms(self._scope, decision.status)
@@ -346,17 +393,19 @@ class Orchestrator:
         )
         told = encode(decision)
         operations: list[Operation] = [
+            *([_claiming(state)] if as_read else []),
             Put(STATES + state.corr_id, encode(finished), ttl_ms, tag_of(decision.status)),
             Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
         ]
         if self._writes_outbox:
             operations.append(Put(OUTBOX + state.corr_id, told, tag=term.id))
-        room = OPERATIONS_MAX - len(operations)
+        room = OPERATIONS_MAX - NOTES_MAX - len(operations)
         operations += map(Delete, case.entries[:room])
         work = None if self._on_decision is None else term.agenda.publishing(state.corr_id, now)
         try:
-            receipt = await term.scope.commit(tuple(operations), (VersionIs(STATES + state.corr_id, version),))
+            conditions = VersionIs(STATES + state.corr_id, version), *as_read
+            receipt = await self._commit(term, tuple(operations), conditions)
         except BaseException:
             if work is not None:
                 term.agenda.published(work)
@@ -380,13 +429,69 @@ class Orchestrator:
             work.decision = decode(entry.value, Decision)
         if claimant != term.id:
             put = Put(key, encode(work.decision), tag=term.id)
-            version = (await term.scope.commit((put,), (VersionIs(key, version),))).version
+            version = (await self._commit(term, (put,), (VersionIs(key, version),))).version
         if self._on_decision is not None and not work.told:
             await called(self._on_decision, work.decision)
             work.told = True
             self.published += 1
-        receipt = await term.scope.commit((Delete(key),), (VersionIs(key, version),))
-        term.agenda.published(work, receipt.version)
+        if term.agenda.noting(work, version):
+            term.unnoted.append(work)
+        else:
+            term.news.set()
+
+    # --- what was published ---
+
+    async def _commit(
+        self, term: Term, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = ()
+    ) -> Receipt:
+        """A batch of this term, which also takes out of the outbox what was published meanwhile."""
+        while True:
+            noted = [term.unnoted.pop() for _ in range(min(len(term.unnoted), NOTES_MAX))]
+            # First: one of them may make room for another decision of the same id.
+            removed = tuple(Delete(OUTBOX + work.corr_id) for work in noted)
+            as_written = (VersionIs(OUTBOX + work.corr_id, work.version) for work in noted)
+            try:
+                receipt = await term.scope.commit((*removed, *operations), (*conditions, *as_written))
+            except BaseException as exc:
+                gone = [work for work in noted if isinstance(exc, Conflict) and exc.key == OUTBOX + work.corr_id]
+                term.unnoted += [work for work in noted if work not in gone]
+                for work in gone:  # somebody else took it out, or put another there
+                    term.agenda.published(work)
+                if not gone:
+                    raise
+            else:
+                for work in noted:
+                    term.agenda.published(work, receipt.version)
+                return receipt
+
+    async def _note_soon(self, term: Term) -> None:
+        """Take out of the outbox what no other commit has taken out by then."""
+        try:
+            await asyncio.sleep(NOTE_S)
+            await self._note_all(term)
+        finally:
+            term.noting = None
+
+    async def _note_now(self, term: Term) -> None:
+        """Nobody else will."""
+        if term.noting is not None:
+            term.noting.cancel()
+            await asyncio.wait([term.noting])
+        await self._note_all(term)
+
+    async def _note_all(self, term: Term) -> None:
+        while term.unnoted and not term.lost:
+            try:
+                await self._commit(term, ())
+            except LeaseLost:
+                self._coordination.leases.lose(term.lease)
+            except Error as exc:
+                log.warning("what was published is noted later: %s", exc)
+                now = self._scope.clock.now_ms()
+                for work in term.unnoted:
+                    term.agenda.release(work, now, now + RETRY_MS)
+                term.unnoted.clear()
+                term.news.set()
 
     async def decide(self, corr_id: str) -> Decision:
         """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
@@ -400,8 +505,9 @@ class Orchestrator:
             if state.finished or busy:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
-            work = ToDecide(state)
-            return await self._decide(term, work, state, entry.version, forced=True)
+            decision = await self._decide(term, ToDecide(state), state, entry.version, forced=True)
+            await self._note_now(term)
+            return decision
 
     async def _lives(self, orchestrator: str) -> bool:
         [entry] = await self._scope.engine.get(self._scope.space, [ORCHESTRATORS + orchestrator])
@@ -409,6 +515,10 @@ class Orchestrator:
 
     def __repr__(self) -> str:
         return f"<Orchestrator in {self._scope.space!r} by {self.merge}>"
+
+
+def _claiming(claimed: State) -> Put:
+    return Put(STATES + claimed.corr_id, encode(claimed), tag=tag_of("orchestrating"))
 
 
 def _updated(state: State, now: datetime) -> Metadata:

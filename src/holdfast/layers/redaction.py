@@ -18,11 +18,15 @@ from holdfast.identity import hidden
 
 REDACTED: Final = "[redacted]"
 DEPTH_MAX: Final = 64
+JUDGED_MAX: Final = 4096
+"""Names of fields that were looked at and are remembered; most values have the same few."""
 SECRET_WORDS: Final = frozenset(
     {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "token", "credential", "credentials", "cookie"}
     | {"authorization", "apikey", "api_key", "access_key", "private_key", "secret_key", "session_key", "signing_key"}
     | {"encryption_key", "connection_string"}
 )
+NAME_CHARS_MAX: Final = 256
+"""How much of a name is looked at."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -38,6 +42,7 @@ class Redaction:
         """More names and patterns; nothing is ever taken away."""
         self.fields |= set(fields)
         self.keys |= set(keys)
+        self._judged: dict[str, bool] = {}
         self._words = SECRET_WORDS | {_words(field) for field in self.fields}
         self._patterns = [re.compile(translate(pattern)) for pattern in sorted(self.keys)]
         # Most names contain the beginning of no secret word; one search tells.
@@ -45,6 +50,14 @@ class Redaction:
         self._suspect = re.compile("|".join(sorted(beginnings)), re.IGNORECASE)
 
     def is_secret_field(self, name: str) -> bool:
+        known = self._judged.get(name)
+        if known is None:
+            known = self._judge(name)
+            if len(self._judged) < JUDGED_MAX and len(name) <= NAME_CHARS_MAX:
+                self._judged[name] = known
+        return known
+
+    def _judge(self, name: str) -> bool:
         if self._suspect.search(name) is None:
             return False
         words = _words(name).split("_")
@@ -66,16 +79,17 @@ class Redaction:
     def _inside(self, value: Any, depth: int) -> Any:
         if depth > DEPTH_MAX:
             return REDACTED  # too deep to look into, so nobody knows what it holds
-        if isinstance(value, dict):
+        kind = type(value)
+        if kind is str:
+            return hidden(value)
+        if kind is dict:
             return {
                 name: REDACTED if self.is_secret_field(name) else self._inside(item, depth + 1)
                 for name, item in value.items()
             }
-        if isinstance(value, list):
-            return [self._inside(item, depth + 1) for item in value]
-        return hidden(value) if isinstance(value, str) else value
+        return [self._inside(item, depth + 1) for item in value] if kind is list else value
 
 
 def _words(name: str) -> str:
     """`accessToken`, `access-token` and `ACCESS_TOKEN` are all `access_token`."""
-    return "_".join(word.lower() for word in _WORD.findall(name[:256]))
+    return "_".join(word.lower() for word in _WORD.findall(name[:NAME_CHARS_MAX]))

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.codec import decode, encode
-from holdfast.engine import Delete, Entry, Put
+from holdfast.engine import Delete, Entry, Page, Put
 from holdfast.identity import check_agent
 from holdfast.keys import Subspace, check_name
 from holdfast.layers.consistency import Consistency, read_prefix
@@ -73,9 +73,14 @@ class Sections:
         agent, _, instance = entry.key[len(self.prefix) :].partition("/")
         return Section(agent, instance, decode(entry.value), entry.version, entry.owner, entry.updated_at)
 
-    async def pages(self, consistency: Consistency = "strong") -> AsyncIterator[list[Section]]:
-        """All sections, by agent and instance, a page at a time. A hot tier answers the first page alone."""
-        page = await read_prefix(self.scope, self.prefix, consistency, limit=PAGE)
+    async def pages(
+        self, consistency: Consistency = "strong", first: Page | None = None
+    ) -> AsyncIterator[list[Section]]:
+        """All sections, by agent and instance, a page at a time. A hot tier answers the first page alone.
+
+        Who has read that one already, with PAGE as its limit, gives it.
+        """
+        page = await read_prefix(self.scope, self.prefix, consistency, limit=PAGE) if first is None else first
         while True:
             yield [self.section(entry) for entry in page.entries]
             if not page.more:

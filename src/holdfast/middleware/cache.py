@@ -71,6 +71,7 @@ class CachedEngine(Wrapper):
         self._following = Following(inner, clock, store, watched, self._memory.forget_space)
         self._spaces = self._following.spaces
         self._flights: dict[object, asyncio.Future[Item | None]] = {}
+        self._copying: dict[tuple[Name, ...], asyncio.Future[list[bytes | None] | None]] = {}
         self._pending: set[asyncio.Task[None]] = set()
         self._stats = CacheStats()
 
@@ -97,38 +98,71 @@ class CachedEngine(Wrapper):
             return await get_seeing(self.inner, space, keys)
         if len(keys) != 1:
             return await self._get_several(home, keys, seen)
-        key = keys[0]
-        name = (space, key)
-        item = self._memory.get(name)
-        if item is None or not self._holds(home, key, item, seen):
-
-            async def read() -> Page:
-                [entry], revision = await get_seeing(self.inner, space, [key])
-                return Page([] if entry is None else [entry], False, revision)
-
-            item = await self._fetch(home, name, name, key, seen, read)
-        else:
-            self._hit(item)
+        item = await self._entry(home, keys[0], seen)
         return [item.entries[0] if item.entries else None], item.since
 
     async def scan_seen(self, space: str, prefix: str, seen: int, *, limit: int = 1000) -> Page:
         home = self._spaces.get(space)
         if home is None:
             home = await self._following.begin(space)
-        if home is None or home.passing or prefix[-1:] != "/" or type(limit) is not int or not 0 < limit <= SCAN_MAX:
+        if home is None or home.passing or not _is_page(prefix, limit):
             return await self.inner.scan(space, prefix, limit=limit)
-        name = (space, prefix, PAGE)
+        return _page_of(await self._page(home, prefix, seen, limit), limit)
+
+    async def read_seen(
+        self, space: str, keys: list[str], prefix: str, seen: int, *, limit: int = 1000
+    ) -> tuple[list[Entry | None], Page, int]:
+        home = self._spaces.get(space)
+        if home is None:
+            home = await self._following.begin(space)
+        if home is None or home.passing or not _is_page(prefix, limit):
+            entries, revision = await get_seeing(self.inner, space, keys)
+            page = await self.inner.scan(space, prefix, limit=limit)
+            return entries, page, max(revision, page.revision)
+        names: list[Name] = [*((space, key) for key in keys), (space, prefix, PAGE)]
+        missing = [place for place, name in enumerate(names) if not self._remembers(home, name, seen)]
+        shelf = self._shelf if len(missing) > 1 else None  # one alone is asked for as any other
+        copies: list[Item | None] = [None] * len(names)
+        if shelf is not None:
+            found = await self._copies(shelf, home, tuple(names[place] for place in missing), seen)
+            for place, copy in zip(missing, found, strict=True):
+                copies[place] = copy
+        told: list[Item] = []
+        for name, copy in zip(names, copies, strict=True):
+            if copy is not None:
+                self._stats.shared_hits += 1
+                told.append(copy)
+            elif len(name) == 2:
+                told.append(await self._entry(home, name[1], seen, shelf is not None))
+            else:
+                told.append(await self._page(home, prefix, seen, limit, shelf is not None))
+        entries = [item.entries[0] if item.entries else None for item in told[:-1]]
+        return entries, _page_of(told[-1], limit), max(item.since for item in told)
+
+    async def _entry(self, home: Followed, key: str, seen: int, looked: bool = False) -> Item:
+        name = (home.space, key)
         item = self._memory.get(name)
-        if item is None or not self._holds(home, prefix, item, seen):
-
-            def read() -> Coroutine[Any, Any, Page]:
-                return self.inner.scan(space, prefix, limit=limit)
-
-            item = await self._fetch(home, name, (*name, limit), prefix, seen, read)
-        else:
+        if item is not None and self._holds(home, key, item, seen):
             self._hit(item)
-        more = item.more or len(item.entries) > limit
-        return Page(item.entries[:limit], more, item.since)
+            return item
+
+        async def read() -> Page:
+            [entry], revision = await get_seeing(self.inner, home.space, [key])
+            return Page([] if entry is None else [entry], False, revision)
+
+        return await self._fetch(home, name, name, key, seen, read, looked)
+
+    async def _page(self, home: Followed, prefix: str, seen: int, limit: int, looked: bool = False) -> Item:
+        name = (home.space, prefix, PAGE)
+        item = self._memory.get(name)
+        if item is not None and self._holds(home, prefix, item, seen):
+            self._hit(item)
+            return item
+
+        def read() -> Coroutine[Any, Any, Page]:
+            return self.inner.scan(home.space, prefix, limit=limit)
+
+        return await self._fetch(home, name, (*name, limit), prefix, seen, read, looked)
 
     async def _get_several(self, home: Followed, keys: list[str], seen: int) -> tuple[list[Entry | None], int]:
         """From memory, if there is a revision at which all of them are known; they are asked for together otherwise."""
@@ -166,6 +200,10 @@ class CachedEngine(Wrapper):
             item.at = home.applied  # it has not changed up to there
         return seen <= item.at
 
+    def _remembers(self, home: Followed, name: Name, seen: int) -> bool:
+        item = self._memory.get(name)
+        return item is not None and self._holds(home, name[1], item, seen)
+
     def _hit(self, item: Item) -> None:
         self._stats.hits += 1
         if not item.entries:
@@ -181,12 +219,15 @@ class CachedEngine(Wrapper):
         changed: str,
         seen: int,
         read: Callable[[], Coroutine[Any, Any, Page]],
+        looked: bool = False,
     ) -> Item:
-        """What is asked for, read once for all who ask for it at the same time."""
+        """What is asked for, read once for all who ask for it at the same time. `looked`: it is not on the shelf."""
         outdated = False
         while not outdated:
             under_way = self._flights.get(flight)
             if under_way is None:
+                if looked:
+                    return await self._lead(flight, self._read(home, name, changed, read))
                 return await self._lead(flight, self._find(home, name, changed, seen, read))
             item = await asyncio.shield(under_way)
             if item is not None and seen <= item.at:
@@ -254,7 +295,28 @@ class CachedEngine(Wrapper):
     async def _copied(self, shelf: Shelf, home: Followed, name: Name, changed: str, seen: int) -> Item | None:
         """The copy that others left, if it may be shown to one who has seen this revision."""
         identity = home.identity
-        data = await shelf.get(identity, label(name))
+        return self._judged(home, identity, name, await shelf.get(identity, label(name)), seen)
+
+    async def _copies(self, shelf: Shelf, home: Followed, names: tuple[Name, ...], seen: int) -> list[Item | None]:
+        """Several of them, fetched in one round trip and once for all who ask for the same at the same time."""
+        identity, under_way = home.identity, self._copying.get(names)
+        data: list[bytes | None] | None = None  # as it stays for others if this one is cancelled: a miss
+        if under_way is not None:
+            data = await asyncio.shield(under_way)
+        else:
+            self._copying[names] = told = asyncio.get_running_loop().create_future()
+            try:
+                data = await shelf.get_all(identity, [label(name) for name in names])
+            finally:
+                del self._copying[names]
+                told.set_result(data)
+        if data is None:
+            return [None] * len(names)
+        return [self._judged(home, identity, name, copy, seen) for name, copy in zip(names, data, strict=True)]
+
+    def _judged(self, home: Followed, identity: str, name: Name, data: bytes | None, seen: int) -> Item | None:
+        """A copy that was asked for when the space had this identity, if it may be shown to one who has seen this revision."""
+        changed = name[1]
         if data is None or identity is not home.identity or home.passing or not home.covers(changed):
             return None
         item, now = item_of(data), self._clock.now_ms()
@@ -382,6 +444,15 @@ class CachedEngine(Wrapper):
         if self._shelf is not None:
             await self._shelf.close()
         await self.inner.close()
+
+
+def _is_page(prefix: str, limit: int) -> bool:
+    """Whether it can be kept as one item."""
+    return prefix[-1:] == "/" and type(limit) is int and 0 < limit <= SCAN_MAX
+
+
+def _page_of(item: Item, limit: int) -> Page:
+    return Page(item.entries[:limit], item.more or len(item.entries) > limit, item.since)
 
 
 def _prefixes(key: str) -> list[str]:

@@ -21,6 +21,10 @@ class Shelf(Protocol):
         """The copy of this name; None also when the shelf does not answer."""
         ...
 
+    async def get_all(self, space: str, names: list[str]) -> list[bytes | None]:
+        """The copies of these names, in one round trip; None for each when the shelf does not answer."""
+        ...
+
     async def put(self, space: str, name: str, at: int, copy: bytes, ttl_ms: int) -> bool:
         """Keep a copy that was read at this revision. False: a later one was there, or the shelf does not answer."""
         ...

@@ -62,6 +62,16 @@ class CreatedOnFirstUse(Wrapper):
         await self._create()
         return await self._caches.scan_seen(space, prefix, seen, limit=limit)
 
+    async def read_seen(
+        self, space: str, keys: list[str], prefix: str, seen: int, *, limit: int = 1000
+    ) -> tuple[list[Entry | None], Page, int]:
+        await self._create()
+        if self._caches is None:
+            entries, revision = await get_seeing(self.inner, space, keys)
+            page = await self.inner.scan(space, prefix, limit=limit)
+            return entries, page, max(revision, page.revision)
+        return await self._caches.read_seen(space, keys, prefix, seen, limit=limit)
+
     async def watch(
         self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
     ) -> AsyncIterator[ChangeSet]:

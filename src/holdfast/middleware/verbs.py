@@ -134,6 +134,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "sections": Territory(
         "Get", "Set", "CompareAndSwap", touch="Set", delete="Delete", ownership="named", orchestrated=True, named=3
     ),
+    "modes": Territory("Get", "Set", "Set", delete="Delete", ownership="once", orchestrated=True),
     "history": Territory("Get", push="Set", ownership="line", elements=3),
     "documents": _GIVEN,
     "correlations": _GIVEN,

@@ -152,6 +152,7 @@ class Keeper:
                 "watchers": lambda: self.binary.watchers,
                 "in_flight": lambda: self.binary.in_flight,
             },
+            cache=lambda: None if self.store.cache is None else self.store.cache.stats,
         )
         self._observed = Observing(self)
         self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))

@@ -2,7 +2,7 @@
 
 `observe(op, outcome, seconds)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
-`op` and `outcome` alone, from closed sets: what is not in them is counted as "other". Names of spaces, agents or keys are
+`op` and `outcome` (and `result` of a hot tier: `cache_metrics.py`), from closed sets: what is not in them is counted as "other". Names of spaces, agents or keys are
 never labels, so that the number of series is bounded and one tenant learns nothing about another.
 
 How it fails. A gauge whose function raises is left out of that answer and logged. Counting is not meant for several
@@ -23,6 +23,8 @@ from prometheus_client.registry import Collector
 
 from holdfast import errors
 from holdfast.errors import InvalidInput
+from holdfast.middleware.cache_options import CacheStats
+from holdfast.server.cache_metrics import CacheMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -71,10 +73,15 @@ class _Series:
 
 
 class Metrics(Collector):
-    """The counters of one keeper. `gauges` are functions by name (GAUGES), asked when somebody reads."""
+    """The counters of one keeper. `gauges` are functions by name (GAUGES), asked when somebody reads; so is `cache`."""
 
     def __init__(
-        self, version: str, gauges: Mapping[str, Callable[[], float]] | None = None, *, process: bool = True
+        self,
+        version: str,
+        gauges: Mapping[str, Callable[[], float]] | None = None,
+        *,
+        cache: Callable[[], CacheStats | None] | None = None,
+        process: bool = True,
     ) -> None:
         unknown = sorted(set(gauges or ()) - set(GAUGES))
         if unknown:
@@ -85,6 +92,8 @@ class Metrics(Collector):
         self._series = {op: _Series() for op in OPERATIONS} | {OTHER: self._other}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
+        if cache is not None:
+            self.registry.register(CacheMetrics(cache))
         if process:
             ProcessCollector(registry=self.registry)
 

@@ -179,6 +179,42 @@ async def test_a_page_of_history_is_bounded_in_bytes(
     assert (len(page["events"]), page["next"]) == (2, page["events"][-1]["id"])
 
 
+async def test_a_document_is_bounded_in_bytes_and_its_contributions_come_in_pages(
+    lead: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.http.documents.PAGE_BYTES_MAX", 3000)
+    monkeypatch.setattr("holdfast.server.http.documents.SCAN_PAGE", 3)
+    assert (await lead.put(f"{BASE}/documents/m", json={"round": 1}, headers={"If-None-Match": "*"})).status_code == 200
+    versions: dict[str, int] = {}
+    for number in range(10):
+        told = {"data": "x" * 700, "agent": f"agent-{number}", "instance": "1", "inputs": versions}
+        made = await lead.put(f"{BASE}/contributions/m", json=told)
+        versions[made.json()["section"]] = made.json()["version"]
+    await lead.put(f"{BASE}/contributions/m", json={"data": "y", "agent": "agent-0", "instance": "1"})
+    found: dict[str, Any] = {}
+    stale: list[dict[str, Any]] = []
+    after, pages = None, 0
+    while True:
+        answer = await lead.get(f"{BASE}/documents/m", params={} if after is None else {"after": after})
+        assert len(answer.content) < 3 * 3000
+        shown = answer.json()
+        assert (answer.headers["ETag"], shown["body"]) == (
+            f'"{shown["etag"]}"',
+            {"round": 1} if after is None else None,
+        )
+        assert not set(found) & set(shown["contributions"])
+        found |= shown["contributions"]
+        stale += shown["stale"]
+        pages, after = pages + 1, shown["next"]
+        if after is None:
+            break
+    assert sorted(found) == [f"agent-{number}/1" for number in range(10)]
+    assert pages >= 3
+    assert {each["input"] for each in stale} == {"agent-0/1"}, (
+        "and nothing is called gone because it is on another page"
+    )
+
+
 async def test_documents_are_listed_page_by_page(lead: httpx.AsyncClient) -> None:
     for name in ("a", "b/1", "b/2"):
         await lead.put(f"{BASE}/documents/{name}", json={}, headers={"If-None-Match": "*"})

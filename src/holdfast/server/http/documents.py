@@ -17,11 +17,11 @@ from holdfast.codec import encode
 from holdfast.errors import Conflict, InvalidInput, LeaseLost, NotFound, QuotaExceeded
 from holdfast.keys import NAME_BYTES_MAX
 from holdfast.layers.conflicts import Contradiction
-from holdfast.layers.contributions import DocumentView, Outdated
+from holdfast.layers.contributions import Contribution, DocumentView, Outdated
 from holdfast.layers.diffs import Difference
-from holdfast.layers.documents import Mode
 from holdfast.layers.history import DocumentEvent
 from holdfast.layers.history import Kind as EventKind
+from holdfast.layers.modes import Mode
 from holdfast.layers.resolutions import QUORUM, TEXT_MAX, Resolution
 from holdfast.server.http.endpoint import Answer, Call, endpoint
 from holdfast.server.http.failures import EtagMismatch
@@ -41,7 +41,7 @@ from holdfast.server.http.shapes import (
 )
 
 SCAN_PAGE: Final = 64
-"""Events read at a time: they may be large."""
+"""Events and contributions read at a time: they may be large."""
 
 DocumentName = Annotated[
     str,
@@ -86,7 +86,7 @@ class DocumentLine(msgspec.Struct, frozen=True):
 
 
 class DocumentPage(msgspec.Struct, frozen=True):
-    """The documents that have a body, in the order of their names."""
+    """The documents, in the order of their names; at etag 0 those that have contributions only."""
 
     documents: list[DocumentLine]
     next: str | None
@@ -106,7 +106,11 @@ class SectionShown(msgspec.Struct, frozen=True):
 
 
 class DocumentShown(msgspec.Struct, frozen=True):
-    """A document: its body, contributions by agent/instance, and which of them rest on outdated inputs."""
+    """A document: its body, contributions by agent/instance, and which of them rest on outdated inputs.
+
+    Contributions come in pages of about 4 MiB. On a page of several, `versions` and `stale` tell of what is on that page, and the
+    body is on the first.
+    """
 
     name: str
     etag: int
@@ -116,12 +120,15 @@ class DocumentShown(msgspec.Struct, frozen=True):
     """What was read, as a contribution takes it for its inputs."""
     stale: list[Outdated]
     reducers: dict[str, str]
+    next: str | None
+    """What to pass as `after` for more contributions; null when these were the last ones."""
 
 
 class ReadQuery(Wire, frozen=True):
-    """How fresh it must be."""
+    """How fresh it must be, and after which contribution to go on."""
 
     consistency: Literal["strong", "session", "eventual"] = "session"
+    after: Party | None = None
 
 
 class BodyWritten(msgspec.Struct, frozen=True):
@@ -150,7 +157,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 @endpoint("GET", "/v1/spaces/{space}/documents")
 async def list_documents(call: Call, path: InSpace, query: DocumentQuery) -> DocumentPage:
-    """The documents of a space that have a body, without their bodies."""
+    """The documents of a space, without their bodies."""
     listed = call.space(path.space).documents.list(query.prefix, after=query.after, limit=query.limit + 1)
     found = [DocumentLine(each.name, each.etag, each.by, each.bytes, each.updated_at) for each in await listed]
     return DocumentPage(found[: query.limit], found[query.limit - 1].name if len(found) > query.limit else None)
@@ -158,19 +165,35 @@ async def list_documents(call: Call, path: InSpace, query: DocumentQuery) -> Doc
 
 @endpoint("GET", "/v1/spaces/{space}/documents/{name}")
 async def read_document(call: Call, path: DocumentAt, query: ReadQuery) -> Answer[DocumentShown]:
-    """A document with all contributions; the ETag is its body's. One that nobody wrote to is empty, at version 0."""
-    view = await call.space(path.space).document(path.name).read(consistency=query.consistency)
-    return Answer(_shown(view), headers={"ETag": etag(view.etag)})
+    """A document with its contributions, a page at a time; the ETag is its body's. One that nobody wrote to is empty, at version 0."""
+    document = call.space(path.space).document(path.name)
+    found: dict[str, Contribution] = {}
+    size, more = 0, False
+    async for view in document.pages(after=query.after, limit=SCAN_PAGE, consistency=query.consistency):
+        for name, each in view.sections.items():
+            if more := size >= PAGE_BYTES_MAX:  # a page has one at least, so that who goes on gets somewhere
+                break
+            found[name] = each
+            size += len(encode(each))
+        if more:
+            break
+    whole = not more and query.after is None
+    shown = DocumentView(view.name, view.etag, view.body if query.after is None else None, found, view.reducers)
+    return Answer(
+        _shown(shown, next(reversed(found)) if more else None, whole=whole), headers={"ETag": etag(view.etag)}
+    )
 
 
-def _shown(view: DocumentView) -> DocumentShown:
+def _shown(view: DocumentView, after: str | None, *, whole: bool) -> DocumentShown:
     sections = {
         name: SectionShown(
             each.agent, each.instance, each.data, each.version, each.timestamp, each.inputs, each.confidence
         )
         for name, each in view.sections.items()
     }
-    return DocumentShown(view.name, view.etag, view.body, sections, view.versions, view.stale, view.reducers)
+    # An input that is not on this page may be on another: nobody can tell from here that it is gone.
+    stale = [each for each in view.stale if whole or each.present is not None]
+    return DocumentShown(view.name, view.etag, view.body, sections, view.versions, stale, view.reducers, after)
 
 
 @endpoint("PUT", "/v1/spaces/{space}/documents/{name}", errors=(Conflict, EtagMismatch, LeaseLost, QuotaExceeded))
@@ -233,7 +256,7 @@ class Contributing(Wire, frozen=True):
     agent: AgentName | None = None
     instance: AgentName | None = None
     mode: Mode = "merge"
-    """With reject, an agent has one section, and its version must be among the inputs."""
+    """With reject, an agent has one section, and its version must be among the inputs. The first contribution settles it."""
     ttl: Lifetime | None = None
 
 
