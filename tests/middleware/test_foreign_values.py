@@ -125,6 +125,8 @@ async def test_a_fault_in_the_care_of_one_space_leaves_the_others_cared_for(capl
             await before(space)
 
         store._caretaker.round = round  # type: ignore[method-assign]
+        store._caretaker.look_after("a")
+        store._caretaker.look_after("b")
         store._caretaker.start()
         for _ in range(100):
             clock.advance(1)
