@@ -246,6 +246,22 @@ async def test_pause_stops_a_tree_that_forks_meanwhile(launcher: Launcher, order
     await child.kill()
 
 
+async def test_pause_stops_a_fork_that_is_under_way(launcher: Launcher, order: MakeOrder) -> None:
+    """SIGSTOP lets it finish, and the new process runs unless it is looked for again."""
+
+    async def one(delay: float) -> None:
+        child = await start(launcher, order, "spin_in_children", 40)
+        await asyncio.sleep(delay)
+        await child.pause()
+        before = (await child.usage()).cpu_seconds
+        await asyncio.sleep(0.1)
+        assert (await child.usage()).cpu_seconds == before
+        await child.kill()
+
+    for number in range(10):
+        await one(number * 0.003)
+
+
 async def test_a_member_that_is_continued_by_others_is_stopped_again(launcher: Launcher, order: MakeOrder) -> None:
     child = await start(launcher, order, "spin")
     pid = int(await first_line(child))

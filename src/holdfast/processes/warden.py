@@ -76,8 +76,6 @@ FELLING_MS: Final = 5
 """Between two passes over a tree that is being killed."""
 GROUPS_AFTER: Final = 3
 """After so many passes, whole process groups are killed."""
-FREEZING_MS_MAX: Final = 200
-"""How long a pause waits for the members to stand still before it says that it is done."""
 
 
 class Streams(NamedTuple):
@@ -164,8 +162,7 @@ class Warden:
                 case "timeout":
                     self._stop("timeout", TIMEOUT_GRACE_MS)
                 case "still":
-                    if not tree.is_still(self._self):
-                        tree.freeze(self._self)
+                    tree.freeze(self._self)
                     self._schedule("still", STILL_MS)
                 case _:  # "grace", "linger", "fell"
                     self._fell(self._reason)
@@ -259,9 +256,6 @@ class Warden:
             self._time_left_ms = None if at is None else max(1, at - elapsed_ms())
             self._show("paused")
         tree.freeze(self._self)
-        deadline = elapsed_ms() + FREEZING_MS_MAX
-        while not tree.is_still(self._self) and elapsed_ms() < deadline:
-            select.select([], [], [], 0.001)  # a running process stands still when it is next scheduled
         self._schedule("still", STILL_MS)
 
     def _resume(self) -> None:
@@ -309,9 +303,8 @@ class Warden:
             self._balance_ms = min(self._balance_ms, THROTTLE_BURST_MS * share)
         self._counted_at, self._spent = now, spent
         if self._balance_ms < 0:
-            if not self._held:
-                tree.freeze(self._self)
-                self._held = True
+            tree.freeze(self._self)  # again while it is held: somebody may have continued a member
+            self._held = True
             self._schedule("throttle", min(-self._balance_ms / share, HELD_MS_MAX))
         else:
             if self._held and not self._paused:
