@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Conflict,
         Damaged,
         DurabilityUnavailable,
+        Empty,
         Error,
         IncompatibleStore,
         InvalidInput,
@@ -63,9 +64,13 @@ if TYPE_CHECKING:
     from holdfast.layers.history import DocumentEvent
     from holdfast.layers.locks import Guard, Pool
     from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
+    from holdfast.layers.messages import Message
     from holdfast.layers.migration import MigrationFailure, MigrationReport
     from holdfast.layers.orchestrator import Orchestrator
     from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
+    from holdfast.layers.queue_entries import Failure, Peeked, Requeue
+    from holdfast.layers.queue_watching import MessageChange, QueueCommit
+    from holdfast.layers.queues import Queue, Queues, QueueStats
     from holdfast.layers.records import Record, Records, RecordTransaction
     from holdfast.layers.redaction import Redaction
     from holdfast.layers.resolutions import Case, Judgement, Resolution, Verdict
@@ -111,7 +116,9 @@ __all__ = [
     "DocumentView",
     "Documents",
     "DurabilityUnavailable",
+    "Empty",
     "Error",
+    "Failure",
     "Finding",
     "Fusion",
     "Guard",
@@ -124,6 +131,8 @@ __all__ = [
     "Locks",
     "ManualClock",
     "Merged",
+    "Message",
+    "MessageChange",
     "MigrationFailed",
     "MigrationFailure",
     "MigrationReport",
@@ -132,9 +141,14 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Outdated",
+    "Peeked",
     "Pool",
     "Priority",
     "Question",
+    "Queue",
+    "QueueCommit",
+    "QueueStats",
+    "Queues",
     "QuotaExceeded",
     "RateLimitExceeded",
     "Receipt",
@@ -145,6 +159,7 @@ __all__ = [
     "Records",
     "Redaction",
     "RegisteredSchema",
+    "Requeue",
     "Resolution",
     "Retention",
     "Route",
@@ -203,6 +218,7 @@ _MODULES: Final = {
         "Conflict",
         "Damaged",
         "DurabilityUnavailable",
+        "Empty",
         "Error",
         "IncompatibleStore",
         "InvalidInput",
@@ -277,6 +293,7 @@ _MODULES: Final = {
         "Question",
         "WeightedAverage",
     ),
+    "holdfast.layers.messages": ("Message",),
     "holdfast.layers.migration": (
         "MigrationFailure",
         "MigrationReport",
@@ -290,6 +307,20 @@ _MODULES: Final = {
         "fan_out",
         "route",
         "sequence",
+    ),
+    "holdfast.layers.queue_entries": (
+        "Failure",
+        "Peeked",
+        "Requeue",
+    ),
+    "holdfast.layers.queue_watching": (
+        "MessageChange",
+        "QueueCommit",
+    ),
+    "holdfast.layers.queues": (
+        "Queue",
+        "QueueStats",
+        "Queues",
     ),
     "holdfast.layers.records": (
         "Record",

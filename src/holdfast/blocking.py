@@ -23,13 +23,18 @@ from holdfast.layers.blobs import Blobs as _Blobs
 from holdfast.layers.correlations import Correlation as _Correlation
 from holdfast.layers.correlations import Correlations as _Correlations
 from holdfast.layers.correlations import SharedContext as _SharedContext
+from holdfast.layers.dead_letters import DeadLetters as _DeadLetters
 from holdfast.layers.documents import Document as _Document
 from holdfast.layers.documents import Documents as _Documents
 from holdfast.layers.documents import Locked as _Locked
 from holdfast.layers.locks import Guard as _Guard
 from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
+from holdfast.layers.messages import Message as _Message
 from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
+from holdfast.layers.queues import Queue as _Queue
+from holdfast.layers.queues import Queues as _Queues
+from holdfast.layers.queues import Reservation as _Reservation
 from holdfast.layers.records import Records as _Records
 from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.layers.schemas import Schemas as _Schemas
@@ -168,6 +173,11 @@ Correlation = _blocking(_Correlation, ("context", "id"))
 Correlations = _blocking(_Correlations)
 SharedContext = _blocking(_SharedContext)
 Orchestrator = _blocking(_Orchestrator, ("decided", "merge", "published"))
+Queue = _blocking(_Queue, ("name", "options"))
+Queues = _blocking(_Queues)
+Message = _blocking(_Message, ("attempts", "id", "queue"))
+Reservation = _blocking(_Reservation)
+DeadLetters = _blocking(_DeadLetters)
 Space = _blocking(_Space, ("judgement", "records"))
 
 
@@ -207,6 +217,11 @@ _KINDS: dict[type, type[Blocking]] = {
     _Correlations: Correlations,
     _SharedContext: SharedContext,
     _Orchestrator: Orchestrator,
+    _Queue: Queue,
+    _Queues: Queues,
+    _Message: Message,
+    _Reservation: Reservation,
+    _DeadLetters: DeadLetters,
 }
 
 

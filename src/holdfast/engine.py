@@ -47,6 +47,8 @@ NAME_BYTES_MAX: Final = 128
 TAKE_MAX: Final = 256
 SCAN_MAX: Final = 10_000
 ID_DIGITS: Final = 19
+ID_SHIFT: Final = 20
+"""An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 REQUEST_WINDOW_MS: Final = 3_600_000
 FEED_WINDOW_MS: Final = 24 * 3_600_000
 

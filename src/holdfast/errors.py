@@ -5,6 +5,7 @@
     │   └── LockAcquisitionError wait, or do something else
     ├── LeaseLost                stop: somebody else may own it now
     ├── NotFound                 it is not there
+    ├── Empty                    nothing came: wait again, or do something else
     ├── Compacted                read the state afresh, then watch from now
     ├── InvalidInput             fix the call
     │   ├── IncompatibleStore    open another file, or upgrade
@@ -92,6 +93,14 @@ class NotFound(Error):
     code = "not_found"
     http_status = 404
     exit_code = 4
+
+
+class Empty(Error):
+    """No message came to the queue while one waited."""
+
+    code = "empty"
+    http_status = 404
+    exit_code = 24
 
 
 class Compacted(Error):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from holdfast.layers.locks import Pool, Wanted
     from holdfast.layers.merging import Strategy
     from holdfast.layers.orchestrator import Orchestrator
+    from holdfast.layers.queue_entries import Policy
+    from holdfast.layers.queues import Queue, Queues
     from holdfast.layers.resolutions import Judgement
     from holdfast.layers.schemas import Schemas
     from holdfast.layers.standings import Locks
@@ -243,6 +245,43 @@ class Space:
             lease_ms=LEASE_MS if lease is None else duration_ms(lease, name="lease"),
             version=version,
         )
+
+    @cached_property
+    def queues(self) -> Queues:
+        """The queues there are, and how many messages they have."""
+        from holdfast.layers.queues import Queues
+
+        return Queues(self._scope, self._coordination)
+
+    def queue(
+        self,
+        name: str,
+        *,
+        lease: Duration = "30s",
+        on_error: Policy = "keep",
+        on_stop: Policy = "keep",
+        on_death: Policy | None = None,
+        prefetch: int = 0,
+        dedup_window: Duration = "5m",
+    ) -> Queue:
+        """A queue: `await q.put(body)`, `async with q.reserve(wait="30s") as message:`. It comes into being with its first message.
+
+        `lease` is after what time a dead consumer's messages come back; `on_error`, `on_stop` and `on_death` what becomes of a
+        message that failed, whose consumer was stopped, whose consumer died: "keep" (a dead letter), "clear", "release" or
+        `Requeue(…)`, which for a death is the default. `prefetch` messages are taken ahead.
+        """
+        from holdfast.layers.queue_entries import Requeue
+        from holdfast.layers.queues import Options, Queue
+
+        options = Options(
+            duration_ms(lease, name="lease"),
+            on_error,
+            on_stop,
+            Requeue() if on_death is None else on_death,
+            prefetch,
+            duration_ms(dedup_window, name="dedup_window"),
+        )
+        return Queue(self._scope, self._coordination, name, options)
 
     def _wanted(
         self,

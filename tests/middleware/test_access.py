@@ -61,8 +61,8 @@ def allowing(*verbs: str) -> Rules:
         ("Lock", batch("a", when=(Present("locks/lock/l/1"),))),
         ("Lock", batch("a", Put("permits/semaphore/s", b"1"), when=(Absent("permits/semaphore/s"),))),
         ("Unlock", batch("a", Delete("locks/lock/l/1"))),
-        ("Reserve", batch("a", Take("queues/in/", "queues/reserved/a/"))),
-        ("Set", batch("a", Push("queues/in/", b"1"))),
+        ("Reserve", batch("a", Take("queues/ready/in/", f"reserved/in/{'0' * 30}/"))),
+        ("Set", batch("a", Push("queues/ready/in/499/", b"1"))),
         ("Audit", batch("a", when=(Absent("audit/head"),))),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
@@ -73,6 +73,7 @@ async def test_a_batch_needs_the_verb_of_what_it_does(verb: str, needed_for: Bat
         await keeper.engine_of("a").commit(SPACE, needed_for)
     assert keeper.witness.seen == []
     keeper.policy.reload(allowing(*VERBS))
+    await keeper.engine_of("a").commit(SPACE, batch("a", Put(f"consumers/in/{'0' * 30}", b"{}", 1000)))
     assert not isinstance(await refusal(keeper.engine_of("a").commit(SPACE, needed_for)), AccessDenied)
     assert keeper.witness.seen
 
@@ -363,7 +364,9 @@ async def test_every_refusal_is_told_with_who_where_what_and_why() -> None:
 
 KEYS = (
     "records/1", "records/2", "lists/l/1/1", "sets/s/1/1", "locks/lock/l/1", "permits/semaphore/s", "blobs/x",
-    "queues/q/1", "documents/d", "correlations/c", "sections/documents/d/a/1", "sections/documents/d/b/1", "sections/a",
+    "queues/ready/q/499/0000000000000000001/@a", "queues/ready/q/499/0000000000000000002",
+    "queues/ready/q/499/0000000000000000003/@b", "queues/q/1", f"consumers/q/{'0' * 30}", "consumers/q/-", "depths/q/ready",
+    "depths/q/other", "dedup/q/x", "reserved/q/-/499/0000000000000000004", "reasons/q/0000000000000000004", "documents/d", "correlations/c", "sections/documents/d/a/1", "sections/documents/d/b/1", "sections/a",
     "history/documents/d/1", "audit/log/1", "system/settings", "other/1",
 )  # fmt: skip
 PREFIXES = (
@@ -371,7 +374,10 @@ PREFIXES = (
     "lists/l/1/",
     "locks/lock/l/",
     "queues/in/",
-    "queues/out/",
+    "queues/ready/q/",
+    "queues/ready/q/499/",
+    "queues/delayed/q/499/",
+    f"reserved/q/{'0' * 30}/",
     "blobs/x/",
     "history/documents/d/",
     "history/documents/",
@@ -433,8 +439,8 @@ def needs(sent: Batch) -> Iterable[str | None]:
         yield reads(part.prefix if isinstance(part, Empty) else part.key)
     for part in sent.operations:
         if isinstance(part, Take):
-            places = [place for place in (part.source, part.target, part.source_counter, part.target_counter) if place]
-            yield "Reserve" if all(place.startswith("queues/") for place in places) else None
+            hands = (part.source, part.target) == ("queues/ready/q/", f"reserved/q/{'0' * 30}/")
+            yield "Reserve" if hands and part.source_counter in (None, "depths/q/ready") else None
             continue
         name = part.prefix if isinstance(part, Push) else part.key
         home = name.split("/")[0]
@@ -452,16 +458,40 @@ def needs(sent: Batch) -> Iterable[str | None]:
             yield "Lock" if isinstance(part, Put) else None
         elif home == "locks":
             yield {Delete: "Unlock", Increment: None}.get(type(part), "Lock")
+        elif home in ("queues", "consumers", "depths", "dedup", "reserved", "reasons"):
+            yield needs_for_messages(
+                home, name, part, {each.key for each in sent.operations if isinstance(each, Delete)}
+            )
         elif isinstance(part, Delete):
             yield "Delete"
-        elif home == "queues":
-            yield "Reserve" if isinstance(part, Touch) else "Set"
         elif isinstance(part, Increment):
             yield "Increment"
         elif isinstance(part, Put) and home in ("records", "sections"):
-            yield "CompareAndSwap" if any(each.key == name for each in sent.conditions) else "Set"
+            yield "CompareAndSwap" if any(getattr(each, "key", None) == name for each in sent.conditions) else "Set"
         else:
             yield "Set"
+
+
+def needs_for_messages(home: str, name: str, part: object, deleted: set[str]) -> str | None:
+    """`deleted` are the keys that the batch deletes: a message is written on by who has it and gives it up."""
+    if home == "queues":
+        if isinstance(part, Push):
+            return "Set" if name == "queues/ready/q/499/" else None
+        if name == "queues/q/1" or not isinstance(part, Put | Delete):
+            return None
+        if isinstance(part, Delete):
+            return "Delete"
+        return "Set" if name.endswith("/@a") or name in deleted else None
+    if home == "reserved":
+        return "Reserve" if isinstance(part, Delete) or (isinstance(part, Put) and name in deleted) else None
+    if home == "reasons":
+        settled = "reserved/q/-/499/0000000000000000004" in deleted
+        return "Reserve" if settled and isinstance(part, Put | Delete) else None
+    if home == "consumers":
+        return None if name == "consumers/q/-" or isinstance(part, Increment) else "Reserve"
+    if home == "depths":
+        return "Set" if name == "depths/q/ready" and isinstance(part, Increment | Delete) else None
+    return {Put: "Set", Delete: "Delete"}.get(type(part))
 
 
 @settings(max_examples=600, deadline=None)

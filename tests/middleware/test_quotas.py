@@ -255,6 +255,7 @@ class Slow(Wrapper):
 
 AGENTS = ("a", "b", "c")
 KEYS_MAX, BYTES_MAX = 4, 400
+DUE = "queues/delayed/in/499/"
 
 numbered = st.integers(1, 6).map(lambda i: f"records/{i}")
 operation = st.one_of(
@@ -263,8 +264,8 @@ operation = st.one_of(
     st.builds(Delete, numbered),
     st.builds(lambda i: Increment(f"records/n{i}", 10**i), st.integers(1, 3)),
     st.builds(lambda size: Push("lists/l/1/", b"1" * size), st.sampled_from((1, 40))),
-    st.just(Push("queues/in/", b"1" * 20)),
-    st.just(Take("queues/in/", "queues/taken/", 2)),
+    st.just(Push(f"{DUE}{'0' * 19}/", b"1" * 20)),
+    st.just(Take(DUE, "queues/ready/in/499/", 2, f"{DUE}1")),
 )
 sent = st.tuples(st.sampled_from(AGENTS), st.lists(operation, min_size=1, max_size=3))
 rounds = st.lists(st.lists(sent, min_size=1, max_size=8), max_size=6)
@@ -326,8 +327,8 @@ def any_operation(chance: random.Random) -> Any:
             Delete(number),
             Increment(number, 10 ** chance.randint(0, 3), chance.choice((None, 4))),
             Push("lists/l/1/", b"1" * chance.choice((1, 40))),
-            Push("queues/in/", b"1" * 20),
-            Take("queues/in/", "queues/taken/", 2),
+            Push(f"{DUE}{'0' * 19}/", b"1" * 20),
+            Take(DUE, "queues/ready/in/499/", 2, f"{DUE}1"),
         )
     )
 

@@ -27,6 +27,7 @@ from holdfast.codec import INT64_MAX, INT64_MIN, integer
 from holdfast.engine import (
     FEED_VALUE_BYTES_MAX,
     ID_DIGITS,
+    ID_SHIFT,
     REQUEST_WINDOW_MS,
     SYSTEM_ACTOR,
     Absent,
@@ -57,8 +58,6 @@ from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
 SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
 """Writes of a group that are looked through one by one; of more there is an order."""
-ID_SHIFT: Final = 20
-"""An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _NONE: Final = Change("put", "").value

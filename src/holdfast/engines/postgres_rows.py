@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.engine import ChangeSet, Entry, Receipt
-from holdfast.engines.evaluation import ID_SHIFT, Group, Stored
+from holdfast.engine import ID_SHIFT, ChangeSet, Entry, Receipt
+from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.postgres_functions import CHANGED, REBASED
 from holdfast.engines.postgres_link import (
     FALSE,

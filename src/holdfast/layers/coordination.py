@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
+
 from holdfast.engine import Engine
 from holdfast.layers.awaiting import Awaiting
 from holdfast.layers.leases import Leases
 from holdfast.layers.lines import Lines
 from holdfast.layers.scope import Scope
+
+
+class Closed(Protocol):
+    """Something that ends with its store."""
+
+    async def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Closed)
 
 
 class Coordination:
@@ -21,6 +33,7 @@ class Coordination:
         self.sizes: dict[str, int] = {}
         """Sizes that were compared with what is stored, by space and key."""
         self._lines: dict[str, Lines] = {}
+        self._shared: dict[Hashable, Any] = {}
         self._awaited: dict[tuple[str, str], Awaiting] = {}
 
     def lines(self, scope: Scope) -> Lines:
@@ -35,7 +48,20 @@ class Coordination:
             self._awaited[name] = Awaiting(self._engine or scope.engine, scope.space, prefix, scope.clock)
         return self._awaited[name]
 
+    def shared(self, name: Hashable, make: Callable[[], S]) -> S:
+        """What all of this store have in common under a name; closed with it, what was made last first."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        found: S = self._shared[name]
+        return found
+
+    def forget(self, name: Hashable) -> None:
+        """Nobody needs it any more."""
+        self._shared.pop(name, None)
+
     async def close(self) -> None:
+        for part in reversed(list(self._shared.values())):
+            await part.close()
         for awaited in self._awaited.values():
             awaited.stop()
         for lines in self._lines.values():

@@ -1,8 +1,8 @@
 """What a batch adds to a space: at worst, from the batch alone, and in truth, given the entries it replaces.
 
-Counted are keys (per owner) and bytes (key and value), as `SpaceInfo.usage` has them. The items of lists and sets and the
-history of documents count as bytes but not as keys: their record, or section, is the key. The store's own
-book-keeping, `audit/` and `system/`, does not count.
+Counted are keys (per owner) and bytes (key and value), as `SpaceInfo.usage` has them. The items of lists and sets, the
+history of documents and the book-keeping of queues count as bytes but not as keys: their record, section or message is the
+key. The store's own book-keeping, `audit/` and `system/`, does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.engine import ID_DIGITS, Batch, Delete, Entry, Increment, Push, Pu
 NUMBER_BYTES_MAX: Final = 20
 UNCOUNTED: Final = frozenset({"audit", "system"})
 """Subspaces that no quota is about."""
-WITHOUT_KEYS: Final = frozenset({"lists", "sets", "history", *UNCOUNTED})
+WITHOUT_KEYS: Final = frozenset({"lists", "sets", "history", "depths", "dedup", "reasons", *UNCOUNTED})
 """Subspaces whose entries are no keys of their own."""
 
 
@@ -64,7 +64,8 @@ def at_worst(batch: Batch) -> Growth:
             for counter in (op.source_counter, op.target_counter):
                 if counter is not None:
                     size += _length(counter) + NUMBER_BYTES_MAX
-                    keys[owner] = keys.get(owner, 0) + 1
+                    if counter.partition("/")[0] not in WITHOUT_KEYS:
+                        keys[owner] = keys.get(owner, 0) + 1
         else:
             continue
         subspace = key.partition("/")[0]

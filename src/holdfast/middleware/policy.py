@@ -57,13 +57,13 @@ from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
 from holdfast.middleware.flights import Flight, PlaceFlight
 from holdfast.middleware.grants import Grant, grant_of
+from holdfast.middleware.messages import Misplaced
 from holdfast.middleware.quotas import Quotas
 from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
     ADMIN,
     ORCHESTRATE,
-    Misplaced,
     claimed,
     claims,
     demands,
@@ -548,6 +548,8 @@ def _why_not_ours(conflict: Conflict, key: str) -> str:
         return (
             f"{shown(key)} belongs to {owner}: outside of records one changes only what one owns. Nothing was written"
         )
+    if key.startswith(("queues/", "reserved/", "consumers/")):
+        return f"{shown(key)} is {'there' if conflict.condition == 'absent' else 'gone'}: the message is another's. Nothing was written"
     if conflict.condition == "absent":
         return f"{shown(key)} is there already, and is written once. Nothing was written"
     return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"

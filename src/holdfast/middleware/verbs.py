@@ -8,6 +8,7 @@ subspace which verb reads it, which one each operation needs there, and who may 
     line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
     once   one creates what is absent; it stays as it is
     named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
+    message  queues, which have rules of their own (`messages.py`)
 
 Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
 
@@ -43,6 +44,7 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import unescape
+from holdfast.middleware.messages import Misplaced, message_claims
 
 VERBS: Final = (
     "Get",
@@ -63,7 +65,7 @@ ADMIN: Final = "Admin"
 ORCHESTRATE: Final = "Orchestrate"
 """What no rule can give either: orchestrators and administrators have it."""
 
-Ownership = Literal["free", "own", "line", "once", "named"]
+Ownership = Literal["free", "own", "line", "once", "named", "message"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ class Territory(msgspec.Struct, frozen=True):
     elements: int = 0
     """How many elements the prefix of a Push has, its subspace included; one more would get before it."""
     leased: bool = False
-    """What is written here has a ttl: whoever holds it must live."""
+    """What is written here has a ttl: whoever holds it must live, or it is for a while."""
     named: int = 0
     """Which element of a key is its writer's name, the subspace being the first (0); one more follows it."""
 
@@ -117,7 +119,14 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "permits": Territory("Lock", "Lock", "Lock", ownership="once"),
     "blobs": Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete"),
     "schemas": Territory("Get", "Set", "Set", ownership="once", by_orchestrators=True),
-    "queues": Territory("Get", "Set", "Set", "Set", "Reserve", "Set", "Delete", "Reserve", ownership="line"),
+    "queues": Territory("Get", "Set", "Set", "Set", delete="Delete", take="Reserve", ownership="message"),
+    "reserved": Territory("Get", "Reserve", "Reserve", delete="Reserve", take="Reserve", ownership="message"),
+    "consumers": Territory(
+        "Get", "Reserve", "Reserve", touch="Reserve", delete="Reserve", ownership="message", leased=True
+    ),
+    "depths": Territory("Get", increment="Set", delete="Set", take="Reserve", ownership="message"),
+    "dedup": Territory("Get", "Set", "Set", delete="Delete", ownership="message", leased=True),
+    "reasons": Territory("Get", "Reserve", "Reserve", delete="Reserve", ownership="message"),
     "sections": Territory(
         "Get", "Set", "CompareAndSwap", touch="Set", delete="Delete", ownership="named", orchestrated=True, named=3
     ),
@@ -133,14 +142,6 @@ TERRITORIES: Final[dict[str, Territory]] = {
 
 Demand: TypeAlias = tuple[str, str]
 """A verb, and the key it is needed for."""
-
-
-class Misplaced(Exception):
-    """An operation that cannot be right in its subspace, whoever sends it; `key` is where."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
 
 
 def check_verb(verb: str) -> None:
@@ -213,7 +214,8 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     for op in batch.operations:
         kind = type(op)
         if kind is Take:
-            continue  # only where everybody may take
+            conditions += message_claims(op, batch, orchestrator=orchestrator)
+            continue
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
         territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
         if territory.by_orchestrators and not orchestrator:
@@ -228,7 +230,10 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         if kind is Push and territory.elements and key.count("/") != territory.elements:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
         if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]
-            raise Misplaced(key, "a place in a line is held by a lease and needs a ttl")
+            raise Misplaced(key, "it is held by a lease and needs a ttl")
+        if ownership == "message":
+            conditions += message_claims(op, batch, orchestrator=orchestrator)
+            continue
         if ownership == "once":
             conditions.append(Absent(key))
         elif kind is not Push:

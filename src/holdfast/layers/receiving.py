@@ -1,0 +1,546 @@
+"""Taking messages from a queue: one receiver per process, agent and queue serves all who wait here.
+
+It holds a lease, `consumers/<q>/<lease>`, and takes messages by moving them under it (`Take`), as many at once as somebody waits for
+and are wanted ahead. Those taken ahead have not begun: when the receiver stops, they go back to where they were.
+
+Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
+delayed message is due, or until the lease of another consumer should have ended, whichever comes first. The feed is followed
+from the revision at which it was last looked for delayed messages and other consumers, before the Take that found nothing, so
+nothing is missed in between. While there is more than it can take, it does not follow the feed, but looks every LOOK_MS.
+
+Messages of a consumer whose lease has ended are moved under one's own, on condition that it has, and fail: one attempt more,
+with the reason, and then what `on_death` says. The dead one's acknowledgement, should it come back to life, is refused, since the
+message is not where it was; if nobody was there to take it, it is acknowledged all the same.
+
+How it fails. Whether a Take that was cut off has happened is seen by looking under one's own lease. A lease that was lost is
+replaced by a new one; what was under it is treated as any dead consumer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from holdfast.clock import sleep_or
+from holdfast.codec import encode
+from holdfast.engine import (
+    SCAN_MAX,
+    TAKE_MAX,
+    Absent,
+    Batch,
+    Change,
+    Condition,
+    Delete,
+    Entry,
+    Operation,
+    Present,
+    Put,
+    Receipt,
+    Take,
+    cursor_at,
+)
+from holdfast.errors import Compacted, Conflict, Empty, Error, OutcomeUnknown, RateLimitExceeded, Unavailable
+from holdfast.ids import new_id
+from holdfast.layers.leases import Lease, Leases
+from holdfast.layers.queue_entries import (
+    CONSUMERS,
+    NO_LEASE,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RESERVED,
+    delayed_prefix,
+    depth_key,
+    instant_of,
+    place_of,
+    position_at,
+    ready_prefix,
+    rest_of,
+)
+from holdfast.layers.scope import Scope
+
+LOOK_MS: Final = 1_000
+"""How often a busy receiver looks for what it would otherwise be told."""
+SEARCH_MS: Final = 30_000
+"""How often it looks for messages of dead consumers although nothing tells of one."""
+LINGER_MS: Final = 5_000
+"""How long a receiver that nobody needs keeps its lease, and what it has taken ahead."""
+RETRY_MS: Final = 200
+"""After something failed."""
+PROMOTED_MAX: Final = TAKE_MAX // 2
+"""Delayed messages that become ready in one commit."""
+RECLAIMED_MAX: Final = 64
+"""Messages of a dead consumer that are taken in one commit."""
+
+log = logging.getLogger("holdfast.queues")
+
+Settle = Callable[[Entry, str], Awaitable[None]]
+"""What to do with a message; the text is why."""
+
+
+class Begun(Protocol):
+    """A message that somebody works on."""
+
+    async def stop(self) -> None:
+        """Its consumer stops: do what the policy says."""
+        ...
+
+
+class Receiver:
+    """Takes messages of one queue for those who wait in this process. Made by `Queue`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        leases: Leases,
+        name: str,
+        lease_ms: int,
+        abandoned: Settle,
+        unbegun: Settle,
+        ended: Callable[[], None],
+    ) -> None:
+        self.scope = scope
+        self.name = name
+        self.lease_ms = lease_ms
+        self.prefetch = 0
+        """How many are taken ahead."""
+        self.lease: Lease | None = None
+        self.held: dict[str, Begun | None] = {}
+        """By key: messages that have begun and are not settled."""
+        self.leaves = False
+        """Whether something was left under the lease on purpose."""
+        self._leases = leases
+        self._abandoned = abandoned
+        self._unbegun = unbegun
+        self._ended = ended
+        self._waiting: deque[asyncio.Future[Entry]] = deque()
+        self._impatient: set[asyncio.Future[Entry]] = set()
+        """Those that are told at once when there is nothing."""
+        self._ahead: deque[Entry] = deque()
+        self._low = False
+        """Whether more is to be taken ahead."""
+        self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._known = 0
+        """The revision as of which delayed messages and other consumers are known; the feed tells what came after."""
+        self._unsure = False
+        """Whether something may be under the lease that nobody here knows of."""
+        self._due: dict[str, int] = {}
+        """By priority: when its first delayed message is due."""
+        self._others: set[str] = set()
+        self._next_end: int | None = None
+        """When the first of the others' leases should have ended."""
+        self._looked_at: int | None = None
+        self._searched_at: int | None = None
+        self._closed = False
+
+    # --- for those who wait ---
+
+    async def receive(self, deadline: int | None) -> Entry:
+        """The next message, which has begun then; Empty if there is none until the deadline (None: as long as it takes)."""
+        if self._closed:
+            raise Unavailable(f"the store was closed; nothing more is taken from queue {self.name!r}")
+        if self._ahead and not self._waiting:
+            entry = self._ahead.popleft()
+            self.held[entry.key] = None
+            if len(self._ahead) * 2 <= self.prefetch:
+                self._low = True
+                self._want()
+            return entry
+        reply: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+        self._waiting.append(reply)
+        try:
+            if deadline is None:
+                self._want()
+                return await reply
+            return await self._until(reply, deadline)
+        except BaseException:
+            if reply.done() and not reply.cancelled() and reply.exception() is None:
+                self._give_back(reply.result())
+            reply.cancel()
+            raise
+        finally:
+            self._impatient.discard(reply)
+
+    async def _until(self, reply: asyncio.Future[Entry], deadline: int) -> Entry:
+        clock = self.scope.clock
+        if deadline <= clock.now_ms():
+            self._impatient.add(reply)  # not to wait is still to look once
+            self._want()
+            return await reply
+        self._want()
+        answered = asyncio.Event()
+        reply.add_done_callback(lambda _: answered.set())
+        await sleep_or(clock, deadline, answered)
+        if not reply.done():
+            raise self._nothing()
+        return reply.result()
+
+    def settled(self, key: str) -> None:
+        """A message that had begun is not here any more."""
+        if self.held.pop(key, self) is not self and not self.held:
+            self._wake.set()
+
+    def _give_back(self, entry: Entry) -> None:
+        """It was given to somebody who went away before it began."""
+        self.held.pop(entry.key, None)
+        self._ahead.appendleft(entry)
+        self._deliver()
+        self._wake.set()
+
+    def _nothing(self) -> Empty:
+        return Empty(f"nothing came to queue {self.name!r} in time; wait again, or do something else")
+
+    def _want(self) -> None:
+        self._wake.set()
+        if self._task is None and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # --- the task ---
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                while self._waiting and self._waiting[0].done():
+                    self._waiting.popleft()
+                if not self._waiting and not self._low:
+                    if not await self._rest():
+                        self._ended()
+                        return
+                    continue
+                try:
+                    taken, asked = await self._fetch()
+                except Error as exc:
+                    await self._stumble(exc)
+                    continue
+                self._low = False
+                self._deliver()
+                if taken >= asked:
+                    self._stop_watching()  # busy
+                elif self._waiting:
+                    self._refuse_impatient(self._nothing())
+                    if any(not reply.done() for reply in self._waiting):
+                        await self._sleep()
+        except asyncio.CancelledError:
+            raise
+        except Exception as exc:  # a defect here must not leave anybody waiting for ever
+            log.exception("queue %s is no longer received", self.name)
+            self._refuse_all(exc)
+        finally:
+            self._task = None
+            self._stop_watching()
+
+    def _deliver(self) -> None:
+        while self._ahead and self._waiting:
+            reply = self._waiting.popleft()
+            if not reply.done():
+                entry = self._ahead.popleft()
+                self.held[entry.key] = None
+                reply.set_result(entry)
+
+    def _refuse_impatient(self, exc: Error) -> None:
+        for reply in self._impatient:
+            if not reply.done():
+                reply.set_exception(exc)
+        self._impatient.clear()
+
+    def _refuse_all(self, exc: BaseException) -> None:
+        for reply in self._waiting:
+            if not reply.done():
+                reply.set_exception(exc)
+        self._waiting.clear()
+
+    async def _stumble(self, exc: Error) -> None:
+        """Something failed: who waits goes on waiting if it may get better, and is told otherwise."""
+        if isinstance(exc, Conflict) and self.lease is not None and exc.key == self.lease.key:
+            self._lose()
+            return
+        if isinstance(exc, OutcomeUnknown | Unavailable):
+            self._unsure = True
+        elif not isinstance(exc, RateLimitExceeded):
+            self._refuse_all(exc)
+            return
+        self._refuse_impatient(exc)
+        log.warning("messages of queue %s could not be taken; it is tried again: %s", self.name, exc)
+        pause_ms = round(exc.retry_after * 1000) if isinstance(exc, RateLimitExceeded) else RETRY_MS
+        clock = self.scope.clock
+        await clock.sleep_until(clock.now_ms() + pause_ms)
+
+    async def _rest(self) -> bool:
+        """Nobody waits: stay for a while, then let go. False when it is over."""
+        clock = self.scope.clock
+        if await sleep_or(clock, clock.now_ms() + LINGER_MS, self._wake):
+            return True
+        self._stop_watching()
+        await self._empty_hands()
+        if self.held:
+            await self._wake.wait()
+            return True
+        await self._let_go()
+        return self._wake.is_set()
+
+    async def _empty_hands(self) -> None:
+        """Give back what was taken ahead."""
+        while self._ahead:
+            entry = self._ahead.popleft()
+            try:
+                await self._unbegun(entry, "")
+            except Error as exc:
+                log.warning("message %s of queue %s comes back when the lease ends: %s", entry.key, self.name, exc)
+                self.leaves = True
+
+    async def _let_go(self) -> None:
+        """End the lease. What is still under it comes back when its time is over."""
+        lease, self.lease = self.lease, None
+        self._looked_at = None
+        if lease is None:
+            return
+        self._leases.release(lease)
+        if self.leaves or self._unsure:
+            self.leaves = self._unsure = False
+            return
+        try:
+            await self._commit((Delete(lease.key),), ())
+        except Error as exc:
+            log.info("the lease of a consumer of %s ends by itself: %s", self.name, exc)
+
+    def _lose(self) -> None:
+        """The lease is over. Whatever was under it is treated as any dead consumer's."""
+        if self.lease is not None:
+            self._leases.lose(self.lease)
+            self.lease = None
+            self._ahead.clear()
+            self._searched_at = None
+
+    async def close(self) -> None:
+        """Take nothing more; give back what has not begun, and do with the rest what its policy for a stop says."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._stop_watching()
+        self._refuse_all(Unavailable(f"the store was closed; nothing more is taken from queue {self.name!r}"))
+        await self._empty_hands()
+        for message in list(self.held.values()):
+            if message is not None:
+                try:
+                    await message.stop()
+                except Error as exc:
+                    log.warning("a message of queue %s comes back when its lease ends: %s", self.name, exc)
+        self.leaves = self.leaves or bool(self.held)
+        await self._let_go()
+
+    # --- taking ---
+
+    async def _commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
+        """Without a request id: what changes nothing is not written, and the receipt tells as of when that is so."""
+        return await self.scope.engine.commit(self.scope.space, Batch(self.scope.actor, operations, conditions))
+
+    async def _hold(self) -> Lease:
+        """The lease under which messages are taken."""
+        if self.lease is not None and self.lease.lost.is_set():
+            self._lose()
+        if self.lease is None:
+            key = CONSUMERS.key(self.name, new_id())
+            sent_at = self.scope.clock.now_ms()
+            await self.scope.commit((Put(key, encode({"instance": self.scope.instance}), self.lease_ms),))
+            self.lease = self._leases.keep(self.scope, key, self.lease_ms, sent_at)
+            self.lease.tell(self._wake)
+        return self.lease
+
+    async def _fetch(self) -> tuple[int, int]:
+        """Take as many as are wanted; gives how many came, and how many were asked for."""
+        lease = await self._hold()
+        if self._unsure:
+            await self._adopt(lease)
+        now = self.scope.clock.now_ms()
+        if (
+            self._looked_at is None
+            or (self._watch is None and now - self._looked_at >= LOOK_MS)
+            or (self._next_end is not None and self._next_end <= now)
+        ):
+            await self._look(lease)
+        waiting = sum(not reply.done() for reply in self._waiting)
+        asked = max(1, waiting + self.prefetch - len(self._ahead))
+        operations: list[Operation] = []
+        room = TAKE_MAX
+        for pp in sorted(pp for pp, due in self._due.items() if due <= now):
+            n = min(PROMOTED_MAX, room - 1)
+            if n > 0:
+                operations.append(self._promoting(pp, now, n))
+                room -= n
+        promoting = bool(operations)
+        asked = min(asked, room)
+        operations.append(
+            Take(
+                ready_prefix(self.name),
+                self._prefix(lease),
+                asked,
+                None,
+                depth_key(self.name, "ready"),
+                depth_key(self.name, "reserved"),
+            )
+        )
+        receipt = await self._commit(tuple(operations), (Present(lease.key),))
+        entries = receipt.results[-1]
+        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
+        for entry in entries:
+            if entry.key not in self.held:
+                self._ahead.append(entry)
+        if promoting:
+            await self._look_for_delayed()
+        return len(entries), asked
+
+    def _promoting(self, pp: str, now: int, n: int) -> Take:
+        """Those that are due stand in line from now on, where they would stand had they come when they were due."""
+        source = f"{delayed_prefix(self.name)}{pp}/"
+        return Take(
+            source,
+            f"{ready_prefix(self.name)}{pp}/",
+            n,
+            source + position_at(now + 1),
+            depth_key(self.name, "delayed"),
+            depth_key(self.name, "ready"),
+        )
+
+    def _prefix(self, lease: Lease) -> str:
+        return RESERVED.prefix(self.name, _last(lease.key))
+
+    async def _adopt(self, lease: Lease) -> None:
+        """What is under the lease without anybody here knowing was taken by a commit that was not answered."""
+        known = self.held.keys() | {entry.key for entry in self._ahead}
+        page = await self.scope.engine.scan(self.scope.space, self._prefix(lease), limit=SCAN_MAX)
+        self._ahead.extend(entry for entry in page.entries if entry.key not in known)
+        self._unsure = False
+
+    # --- looking ---
+
+    async def _look(self, lease: Lease) -> None:
+        """For delayed messages, and for consumers that are gone."""
+        now = self.scope.clock.now_ms()
+        engine, space = self.scope.engine, self.scope.space
+        self._known = await self._look_for_delayed()
+        page = await engine.scan(space, CONSUMERS.prefix(self.name), limit=SCAN_MAX)
+        others = [entry for entry in page.entries if entry.key != lease.key]
+        self._next_end = min((entry.expires_at for entry in others if entry.expires_at is not None), default=None)
+        live = {_last(entry.key) for entry in others}
+        gone = self._others - live
+        self._others = live
+        if gone or self._searched_at is None or now - self._searched_at >= SEARCH_MS:
+            await self._search(lease, live)
+            self._searched_at = now
+        self._looked_at = now
+
+    async def _look_for_delayed(self) -> int:
+        """When the first message of each priority is due: one look per priority that is in use. Gives as of which revision."""
+        prefix = delayed_prefix(self.name)
+        due: dict[str, int] = {}
+        after: str | None = None
+        revision: int | None = None
+        for _ in range(PRIORITY_MIN, PRIORITY_MAX + 2):
+            page = await self.scope.engine.scan(self.scope.space, prefix, after=after, limit=1)
+            revision = page.revision if revision is None else revision
+            if not page.entries:
+                break
+            place = place_of(rest_of(page.entries[0].key))
+            due[place.pp] = instant_of(place.position)
+            after = f"{prefix}{place.pp}0"  # the first key after this priority's: "0" follows "/"
+        self._due = due
+        return revision or 0
+
+    async def _search(self, lease: Lease, live: set[str]) -> None:
+        """Find what dead consumers have left: one look per lease that has something."""
+        prefix = RESERVED.prefix(self.name)
+        after = f"{prefix}{NO_LEASE}0"  # dead letters are no business of this
+        while True:
+            page = await self.scope.engine.scan(self.scope.space, prefix, after=after, limit=1)
+            if not page.entries:
+                return
+            found = page.entries[0].key[len(prefix) :].partition("/")[0]
+            after = f"{prefix}{found}0"
+            if found not in live and found != _last(lease.key):
+                await self._reclaim(lease, found)
+
+    async def _reclaim(self, lease: Lease, dead: str) -> None:
+        source, key = RESERVED.prefix(self.name, dead), CONSUMERS.key(self.name, dead)
+        while True:
+            take = Take(source, self._prefix(lease), RECLAIMED_MAX)
+            try:
+                receipt = await self._commit((take,), (Present(lease.key), Absent(key)))
+            except Conflict as conflict:
+                if conflict.key != key:
+                    raise
+                return  # it lives
+            entries = receipt.results[0]
+            assert isinstance(entries, list)  # noqa: S101 - what a Take gives
+            for entry in entries:
+                await self._abandoned(entry, "its consumer died")
+            if len(entries) < RECLAIMED_MAX:
+                return
+
+    # --- being told ---
+
+    async def _sleep(self) -> None:
+        """Until there may be something."""
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._follow(cursor_at(self._known)))
+        times = [*self._due.values(), *([] if self._next_end is None else [self._next_end])]
+        await sleep_or(self.scope.clock, min(times, default=None), self._wake)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _follow(self, cursor: str) -> None:
+        scope, clock = self.scope, self.scope.clock
+        prefixes = ready_prefix(self.name), delayed_prefix(self.name), CONSUMERS.prefix(self.name)
+        while True:
+            try:
+                async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor):
+                    cursor = commit.cursor
+                    for change in commit.changes:
+                        self._hear(change, prefixes)
+            except (Unavailable, Compacted, OutcomeUnknown, RateLimitExceeded) as exc:
+                log.debug("the feed of queue %s is followed anew: %s", self.name, exc)
+                await clock.sleep_until(clock.now_ms() + RETRY_MS)
+                if isinstance(exc, Compacted):
+                    self._watch = None  # whoever sleeps next begins where its Take was
+                self._looked_at = None
+                self._wake.set()
+                if self._watch is None:
+                    return
+            except Error as exc:
+                self._refuse_all(exc)
+                self._watch = None
+                self._wake.set()
+                return
+
+    def _hear(self, change: Change, prefixes: tuple[str, str, str]) -> None:
+        ready, delayed, consumers = prefixes
+        key = change.key
+        if key.startswith(ready):
+            if change.exists:
+                self._wake.set()
+        elif key.startswith(delayed):
+            if change.exists:
+                place = place_of(rest_of(key))
+                due = instant_of(place.position)
+                self._due[place.pp] = min(due, self._due.get(place.pp, due))
+                self._wake.set()
+        elif key.startswith(consumers) and (self.lease is None or key != self.lease.key):
+            if change.exists:
+                self._others.add(_last(key))
+                if change.expires_at is not None and (self._next_end is None or change.expires_at < self._next_end):
+                    self._next_end = change.expires_at
+            else:
+                self._looked_at = None
+            self._wake.set()
+
+
+def _last(key: str) -> str:
+    return key[key.rindex("/") + 1 :]
