@@ -27,17 +27,21 @@ if TYPE_CHECKING:
         DurabilityUnavailable,
         Empty,
         Error,
+        ExecutionFailed,
         IncompatibleStore,
         InvalidInput,
         LeaseLost,
         LockAcquisitionError,
         MigrationFailed,
+        NonDeterminism,
         NotFound,
         OutcomeUnknown,
         QuotaExceeded,
         RateLimitExceeded,
         SchemaViolation,
+        StepFailed,
         StorageFull,
+        TimedOut,
         Unavailable,
         Violation,
     )
@@ -80,6 +84,11 @@ if TYPE_CHECKING:
     from holdfast.layers.standings import Locks, LockState, Stand
     from holdfast.layers.state_type import StateType
     from holdfast.layers.watching import RecordChange, RecordChanges
+    from holdfast.layers.workflows.context import Context
+    from holdfast.layers.workflows.definitions import Retry, step, workflow
+    from holdfast.layers.workflows.entries import LogEvent
+    from holdfast.layers.workflows.handles import ExecutionHandle, ExecutionView, Workflows
+    from holdfast.layers.workflows.worker import Worker
     from holdfast.middleware.cache_options import Cache, CacheStats
     from holdfast.space import Space
     from holdfast.store import Store, open
@@ -101,6 +110,7 @@ __all__ = [
     "Compacted",
     "Conflict",
     "Consistency",
+    "Context",
     "Contradiction",
     "Contribution",
     "Correlation",
@@ -118,6 +128,9 @@ __all__ = [
     "DurabilityUnavailable",
     "Empty",
     "Error",
+    "ExecutionFailed",
+    "ExecutionHandle",
+    "ExecutionView",
     "Failure",
     "Finding",
     "Fusion",
@@ -129,6 +142,7 @@ __all__ = [
     "LockAcquisitionError",
     "LockState",
     "Locks",
+    "LogEvent",
     "ManualClock",
     "Merged",
     "Message",
@@ -136,6 +150,7 @@ __all__ = [
     "MigrationFailed",
     "MigrationFailure",
     "MigrationReport",
+    "NonDeterminism",
     "NotFound",
     "Orchestrator",
     "Outcome",
@@ -162,6 +177,7 @@ __all__ = [
     "Requeue",
     "Resolution",
     "Retention",
+    "Retry",
     "Route",
     "SchemaViolation",
     "Schemas",
@@ -171,15 +187,19 @@ __all__ = [
     "SpaceInfo",
     "Stand",
     "StateType",
+    "StepFailed",
     "Stop",
     "StorageFull",
     "Store",
     "SystemClock",
+    "TimedOut",
     "Unavailable",
     "Verdict",
     "Verification",
     "Violation",
     "WeightedAverage",
+    "Worker",
+    "Workflows",
     "absent",
     "at_least",
     "blocking",
@@ -196,8 +216,10 @@ __all__ = [
     "route",
     "sequence",
     "set_",
+    "step",
     "value_is",
     "version_is",
+    "workflow",
 ]
 
 _MODULES: Final = {
@@ -220,17 +242,21 @@ _MODULES: Final = {
         "DurabilityUnavailable",
         "Empty",
         "Error",
+        "ExecutionFailed",
         "IncompatibleStore",
         "InvalidInput",
         "LeaseLost",
         "LockAcquisitionError",
         "MigrationFailed",
+        "NonDeterminism",
         "NotFound",
         "OutcomeUnknown",
         "QuotaExceeded",
         "RateLimitExceeded",
         "SchemaViolation",
+        "StepFailed",
         "StorageFull",
+        "TimedOut",
         "Unavailable",
         "Violation",
     ),
@@ -350,6 +376,19 @@ _MODULES: Final = {
         "RecordChange",
         "RecordChanges",
     ),
+    "holdfast.layers.workflows.context": ("Context",),
+    "holdfast.layers.workflows.definitions": (
+        "Retry",
+        "step",
+        "workflow",
+    ),
+    "holdfast.layers.workflows.entries": ("LogEvent",),
+    "holdfast.layers.workflows.handles": (
+        "ExecutionHandle",
+        "ExecutionView",
+        "Workflows",
+    ),
+    "holdfast.layers.workflows.worker": ("Worker",),
     "holdfast.middleware.cache_options": (
         "Cache",
         "CacheStats",

@@ -19,7 +19,11 @@
     │   └── StorageFull          free some space, then retry
     ├── DurabilityUnavailable    change the server's setting, or ask for less
     ├── OutcomeUnknown           look first: retry with the same request id
-    └── Damaged                  restore from a backup
+    ├── Damaged                  restore from a backup
+    ├── NonDeterminism           run the code that ran before, or mend it
+    ├── StepFailed               handle it in the workflow, or let it fail
+    ├── TimedOut                 wait longer, or do something else
+    └── ExecutionFailed          look at its steps, mend the cause, retry it
 
 A refusal always raises; no call answers with a boolean that can be overlooked. `code` is the name on the wire,
 `http_status` the status over HTTP, `exit_code` what the command line ends with; docs/errors.md lists them.

@@ -46,11 +46,18 @@ async def begin_child(
     definition: Definition = run.defined(workflow) if isinstance(workflow, str) else definition_of(workflow)
     child = f"{run.meta.id}.{made.path}" if id is None else id
     told = {} if detached else {"parent": run.meta.id, "parent_path": made.path}
-    meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)  # type: ignore[arg-type]
+    meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)
     carried, body, writes = carry(run, made.branch)
     status = "completed" if detached else "waiting"
     record = StepRecord(
-        status, made.position, "child", now, now if detached else None, result=raw(child if detached else None, ""), child=child, body=body
+        status,
+        made.position,
+        "child",
+        now,
+        now if detached else None,
+        result=raw(child if detached else None, ""),
+        child=child,
+        body=body,
     )
     event = journal.event("started child", made.path, None, None, made.branch.path, body if writes else 0, writes)
     in_line = False
@@ -61,7 +68,9 @@ async def begin_child(
             return record
         except Conflict as conflict:
             if conflict.key == meta_key(child):
-                raise InvalidInput(f"there is an execution {child!r} already; a child needs an id of its own") from conflict
+                raise InvalidInput(
+                    f"there is an execution {child!r} already; a child needs an id of its own"
+                ) from conflict
             if conflict.key is None or not conflict.key.startswith("tallies/slots/"):
                 raise
             in_line = not in_line
@@ -76,7 +85,9 @@ async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
         outcome, now = decode(bytes(letter.value), Outcome), run.clock.now_ms()
         carried, body, writes = carry(run, made.branch)
         status = "completed" if outcome.status == COMPLETED else "failed"
-        error = outcome.error or (None if status == "completed" else Fault("Cancelled", f"execution {record.child!r} was cancelled"))
+        error = outcome.error or (
+            None if status == "completed" else Fault("Cancelled", f"execution {record.child!r} was cancelled")
+        )
         record = StepRecord(
             status,
             made.position,
@@ -90,7 +101,9 @@ async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
             body=body,
         )
         kept, needed = run.attaching(outcome.blob, made.path)
-        event = journal.event(f"child {outcome.status}", made.path, error, None, made.branch.path, body if writes else 0, writes)
+        event = journal.event(
+            f"child {outcome.status}", made.path, error, None, made.branch.path, body if writes else 0, writes
+        )
         operations = [*carried, *kept, journal.record(made.path, record), Delete(letter.key), event]
         if needed:
             await journal.commit(operations, needed)

@@ -18,13 +18,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
+
 from holdfast.clock import Duration, as_datetime, duration_ms, optional_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import Delete, Operation, Put
 from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
 from holdfast.keys import check_name
 from holdfast.layers.workflows.branches import Branch, Call, Within, call, here
-from holdfast.layers.workflows.branching import branch_out
+from holdfast.layers.workflows.branching import Work, branch_out
 from holdfast.layers.workflows.children import await_child, begin_child
 from holdfast.layers.workflows.definitions import (
     MAP_WORKERS,
@@ -205,7 +207,7 @@ class Context:
                         if rate >= 1:
                             return  # no more are begun; those under way are finished
 
-            branches = [(made.path, work()) for _ in range(min(max_workers, len(items)))]
+            branches: list[Work] = [(made.path, work()) for _ in range(min(max_workers, len(items)))]
             await branch_out(run, branches)
             if failures and (rate >= 1 or len(items) - len(failures) < rate * len(items)):
                 first = failures[min(failures)]
@@ -250,7 +252,9 @@ class Context:
                 self._note(made, StepRecord("waiting", made.position, "sleep", until - ms, until=until), "sleeping")
             await run.wait(Wait("sleep", made.path, until=until))
 
-    def wait_for(self, name: str, *, timeout: Duration | None = None, default: Any = _UNSET) -> Coroutine[Any, Any, Any]:
+    def wait_for(
+        self, name: str, *, timeout: Duration | None = None, default: Any = _UNSET
+    ) -> Coroutine[Any, Any, Any]:
         """The value of the next signal of this name. After the timeout: the default if there is one, TimedOut otherwise."""
         check_label(name, "signal's name")
         ms = optional_ms(timeout, name="timeout")
@@ -338,16 +342,20 @@ class Context:
         self._run.runnable.more()
         return made
 
-    def _note(self, made: Call, record: StepRecord, event: str | None, operations: list[Operation] | None = None) -> None:
+    def _note(
+        self, made: Call, record: StepRecord, event: str | None, operations: list[Operation] | None = None
+    ) -> None:
         """Stage the record of a call, with what the code around it wrote."""
         run, journal = self._run, self._run.journal
         carried, body, writes = carry(run, made.branch)
         staged = [*carried, *(operations or ())]
-        record = StepRecord(*(getattr(record, name) for name in record.__struct_fields__[:-1]), body)
+        record = msgspec.structs.replace(record, body=body)
         staged.append(journal.record(made.path, record))
         if event is not None or writes:
             staged.append(
-                journal.event(event or record.kind, made.path, None, None, made.branch.path, body if writes else 0, writes)
+                journal.event(
+                    event or record.kind, made.path, None, None, made.branch.path, body if writes else 0, writes
+                )
             )
         journal.stage(staged)
 
@@ -412,8 +420,8 @@ def _handler(on_error: OnError) -> Callable[..., Any] | None:
 def _check_function(function: Any, name: str) -> None:
     if asyncio.iscoroutine(function):
         function.close()
-        raise InvalidInput(f"step {name!r} wants a function and its arguments, not a coroutine: ctx.step({name!r}, f, x)")
+        raise InvalidInput(
+            f"step {name!r} wants a function and its arguments, not a coroutine: ctx.step({name!r}, f, x)"
+        )
     if not callable(function):
         raise InvalidInput(f"step {name!r} wants a function, not {function!r:.60}")
-
-

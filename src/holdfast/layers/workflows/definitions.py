@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, overload
@@ -71,7 +72,7 @@ class Retry:
 
     def pause_ms(self, failures: int) -> int:
         """How long to wait after so many failures."""
-        grown = {"exponential": 2 ** min(failures - 1, 62), "linear": failures, "constant": 1}[self.backoff]
+        grown: int = {"exponential": 1 << min(failures - 1, 62), "linear": failures, "constant": 1}[self.backoff]
         pause = min(self.initial_ms * grown, self.longest_ms)
         return max(1, round(pause * (1 + random.uniform(-self.jitter, self.jitter))))  # noqa: S311 - spreads, guards nothing
 
@@ -130,6 +131,11 @@ class Definition:
     state: type[Any] | None = None
     steps: tuple[Step, ...] = ()
     """Of a class, in an order in which each comes after those it needs."""
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether its function wants the input; ctx has it in any case."""
+        return positional(self.target, "workflow") > 1
 
     @property
     def config(self) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def step(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        label = check_label(name or getattr(function, "__name__", ""), "step's name")
+        label = check_label(str(name or getattr(function, "__name__", "")), "step's name")
         if not callable(function):
             raise InvalidInput(f"@step is for methods, not for {type(function).__name__}")
         names = (after,) if isinstance(after, str) else tuple(after)
@@ -218,7 +224,7 @@ def step(
             when,
             optional_ms(timeout, name=f"timeout of step {label!r}"),
             retry_of(retry),
-            skipped if on_error == "skip" else on_error,  # type: ignore[arg-type]
+            skipped if on_error == "skip" else on_error,
             float(min_success_rate),
         )
         if made.takes < 0:
@@ -280,7 +286,7 @@ def workflow(
     """
 
     def decorate(target: Any) -> Any:
-        label = check_label(name or getattr(target, "__name__", ""), "workflow's name")
+        label = check_label(str(name or getattr(target, "__name__", "")), "workflow's name")
         if not isinstance(version, str) or not version:
             raise InvalidInput(f"the version of workflow {label!r} is text, not {version!r}")
         if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX):
@@ -366,6 +372,12 @@ def definition_of(target: Any) -> Definition:
     if isinstance(made, Definition):
         return made
     raise InvalidInput(f"{target!r:.60} is no workflow; decorate it with @workflow")
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether one version comes before another: by their numbers, if they have as many; otherwise nobody knows."""
+    one, other = (tuple(map(int, re.findall(r"\d+", each))) for each in (version, than))
+    return len(one) == len(other) and one < other
 
 
 def registry(targets: Sequence[Any]) -> dict[str, Definition]:

@@ -8,7 +8,7 @@
     journal/steps/<id>/<path>            one step: status, attempts, times, result or error
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
-    journal/items/<id>/<key>/<n>/<19 digits>
+    journal/items/<id>/<key>/<generation>/<19 digits>
     signals/<id>/<name>/<19 digits>      what was sent to it and not taken yet; `~cancel`, `~pause`, `~resume` are for its worker
     tallies/inbox/<id>                   how much was ever sent to it: what parking is conditional on
     tallies/status/<name>/<status>       how many are pending, running, paused; how many have completed, failed, been cancelled
@@ -207,8 +207,8 @@ def data_prefix(id: str) -> str:
     return JOURNAL.prefix("data", id)
 
 
-def items_prefix(id: str, key: str | None = None, generation: int = 0) -> str:
-    return JOURNAL.prefix("items", id) if key is None else JOURNAL.prefix("items", id, key, str(generation))
+def items_prefix(id: str, key: str | None = None, generation: str = "") -> str:
+    return JOURNAL.prefix("items", id) if key is None else JOURNAL.prefix("items", id, key, generation)
 
 
 def signals_prefix(id: str, name: str | None = None) -> str:

@@ -52,7 +52,9 @@ class Effect:
 
     __slots__ = ("conditions", "operations", "reply", "size")
 
-    def __init__(self, operations: list[Operation], conditions: list[Condition], reply: asyncio.Future[Receipt] | None) -> None:
+    def __init__(
+        self, operations: list[Operation], conditions: list[Condition], reply: asyncio.Future[Receipt] | None
+    ) -> None:
         self.operations = operations
         self.conditions = conditions
         self.reply = reply
@@ -91,11 +93,14 @@ class Journal:
 
     async def load(self) -> None:
         """Read what was done before."""
-        engine, space = self.scope.engine, self.scope.space
         async for entry in self._pages(self._steps):
             self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
-        page = await engine.scan(space, data_prefix(self.id), limit=1)
-        if not page.entries and not any(record.body for record in self.records.values()):
+        prefix, written = data_prefix(self.id), False
+        async for entry in self._pages(prefix):
+            written = True
+            if entry.tag:
+                self.view.generations[entry.key[len(prefix) :]] = decode(entry.value, str)
+        if not written and not any(record.body for record in self.records.values()):
             return  # no state was ever written: the log has nothing that replay needs
         async for entry in self._pages(self._log):
             event = decode(entry.value, LogEvent)
@@ -281,7 +286,9 @@ class Journal:
             opened(receipt)
         places = 0
         for effect in group:
-            _reply(effect, Receipt(receipt.version, receipt.at, receipt.results[places : places + len(effect.operations)]))
+            _reply(
+                effect, Receipt(receipt.version, receipt.at, receipt.results[places : places + len(effect.operations)])
+            )
             places += len(effect.operations)
         if closing is not None and not closing[1].done():
             closing[1].set_result(receipt)

@@ -46,7 +46,9 @@ class Letter(NamedTuple):
     value: msgspec.Raw
 
 
-def sending(queue: Queue, entry: Entry, execution: Execution, name: str, value: bytes, *, wake: bool | None = None) -> Parts:
+def sending(
+    queue: Queue, entry: Entry, execution: Execution, name: str, value: bytes, *, wake: bool | None = None
+) -> Parts:
     """Send it to an execution that stands as it was read."""
     operations: list[Operation] = [
         Push(signals_prefix(execution.id, name), value),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.clock import sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Operation
-from holdfast.errors import Conflict, Error, InvalidInput, NonDeterminism, StepFailed, TimedOut
+from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
 from holdfast.layers.blobs import BlobRef
 from holdfast.layers.workflows.branches import BRANCH, Branch
 from holdfast.layers.workflows.definitions import ONCE, Retry
@@ -38,7 +38,18 @@ STALE_MAX: Final = 1_000
 class Task:
     """What is to be done, and how: a step, or an item of a map."""
 
-    __slots__ = ("args", "branch", "function", "kind", "on_error", "path", "position", "retry", "timeout_ms", "with_ctx")
+    __slots__ = (
+        "args",
+        "branch",
+        "function",
+        "kind",
+        "on_error",
+        "path",
+        "position",
+        "retry",
+        "timeout_ms",
+        "with_ctx",
+    )
 
     def __init__(
         self,
@@ -110,7 +121,9 @@ async def perform(run: Run, task: Task) -> Any:
             if (key := branch.buffer.stale()) is not None:
                 stale += 1
                 if stale > STALE_MAX:
-                    raise StepFailed(f"{key!r} was changed by others each of {STALE_MAX:,} times that it was read and set")
+                    raise StepFailed(
+                        f"{key!r} was changed by others each of {STALE_MAX:,} times that it was read and set"
+                    )
                 due = None
                 continue
         except NonDeterminism:
@@ -120,7 +133,9 @@ async def perform(run: Run, task: Task) -> Any:
             fault = fault_of(exc, task.path)
             if failures < task.retry.attempts and isinstance(exc, task.retry.on) and not isinstance(exc, InvalidInput):
                 due = run.clock.now_ms() + task.retry.pause_ms(failures)
-                pausing = StepRecord("retrying", task.position, task.kind, started_at, None, failures, error=fault, until=due)
+                pausing = StepRecord(
+                    "retrying", task.position, task.kind, started_at, None, failures, error=fault, until=due
+                )
                 journal.stage([journal.record(task.path, pausing), journal.event("retrying", task.path, fault)])
                 continue
             return await _give_up(run, task, started_at, failures, fault, exc)
@@ -161,7 +176,9 @@ async def _call(run: Run, task: Task, branch: Branch) -> Any:
         if inspect.iscoroutinefunction(task.function):
             return await task.function(*args, **named)
         context = contextvars.copy_context()
-        work = asyncio.get_running_loop().run_in_executor(run.threads, lambda: context.run(task.function, *args, **named))
+        work = asyncio.get_running_loop().run_in_executor(
+            run.threads, lambda: context.run(task.function, *args, **named)
+        )
         value = await work
         return await value if inspect.isawaitable(value) else value
     finally:
@@ -190,7 +207,9 @@ async def _complete(
         status, task.position, task.kind, started_at, now, attempts, result=result, blob=blob, body=body
     )
     operations.append(journal.record(task.path, record))
-    operations.append(journal.event(event, task.path, None, writes, task.branch.path, body if body_writes else 0, body_writes))
+    operations.append(
+        journal.event(event, task.path, None, writes, task.branch.path, body if body_writes else 0, body_writes)
+    )
     if blob is None:
         journal.stage(operations, conditions)
     else:
@@ -267,5 +286,3 @@ async def skip(run: Run, task: Task) -> None:
 def json_copy(value: Any) -> Any:
     """What code gets is what it would get from the store."""
     return decode(encode(value))
-
-

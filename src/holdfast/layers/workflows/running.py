@@ -22,7 +22,7 @@ import msgspec
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Present, Put, Receipt, VersionIs
-from holdfast.errors import Conflict, Error, InvalidInput, NonDeterminism, TimedOut
+from holdfast.errors import Conflict, Error, NonDeterminism, TimedOut
 from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
 from holdfast.layers.queue_entries import QUEUES, depth_key
@@ -40,6 +40,7 @@ from holdfast.layers.workflows.entries import (
     INLINE_BYTES_MAX,
     PAUSE,
     PAUSED,
+    PENDING,
     RESUME,
     RUNNING,
     TYPE,
@@ -50,10 +51,8 @@ from holdfast.layers.workflows.entries import (
     Wait,
     ended_key,
     execution_key,
-    execution_of,
     fault_of,
     live_key,
-    meta_of,
     raw,
     steps_prefix,
     tag_of,
@@ -175,8 +174,8 @@ class Run:
     async def run(self, *, fresh: bool, claim: Parts | None) -> None:
         """Run it until it ends, waits, or must be left to another."""
         try:
-            if claim is not None:
-                await self._claim(claim)
+            if claim is not None and not await self._claim(claim):
+                return
             if not fresh:
                 await self.journal.load()
             if await self._obey():
@@ -194,14 +193,37 @@ class Run:
         cause = exc.__cause__ or exc
         log.info("this run of execution %s is over: %s: %s", self.meta.id, type(cause).__name__, cause)
 
-    async def _claim(self, claim: Parts) -> None:
-        """Take over from the message that this execution was put aside with."""
+    async def _claim(self, claim: Parts) -> bool:
+        """Take over from the message that this execution was put aside with, unless somebody has."""
+        if self.execution.status == PAUSED and not self.mail.all(CANCEL, RESUME):
+            await self.message.ack()  # what woke it must wait as well
+            return False
         operations, conditions = self._opening()
-        receipt = await self.scope.commit(
-            (*claim[0], *operations), (Present(self.message.key), *claim[1], *conditions)
-        )
+        try:
+            receipt = await self.scope.commit(
+                (*claim[0], *operations), (Present(self.message.key), *claim[1], *conditions)
+            )
+        except Conflict:
+            await self.message.ack()
+            return False
         self._opened(receipt)
         self.journal.opening = None
+        return True
+
+    async def give_up(self, fault: Fault) -> None:
+        """Fail it without running it."""
+        try:
+            await self.journal.load()
+            await self._end(FAILED, None, fault)
+        finally:
+            await self.journal.stop()
+
+    async def put_off(self, ms: int, version: str) -> None:
+        """Offer it again after a while, to somebody who has newer code."""
+        waits = (Wait("code", name=version, until=self.clock.now_ms() + ms),)
+        operations, conditions = self._put_aside(self.execution.status, waits, waits[0].until, self.execution.error)
+        await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
+        self.message.committed()
 
     async def _look_after(self, main: asyncio.Task[None]) -> None:
         while True:
@@ -325,9 +347,7 @@ class Run:
         if was.status == RUNNING and was.message == self.message.id and not was.waits:
             return [], []
         now = self.clock.now_ms()
-        self._next = Execution(
-            was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id
-        )
+        self._next = Execution(was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id)
         return self._moving(self._next)
 
     def _moving(self, to: Execution, ttl_ms: int | None = None) -> Parts:
@@ -382,7 +402,7 @@ class Run:
             was.name,
             status,
             now,
-            was.started_at or now,
+            was.started_at if status == PENDING else was.started_at or now,
             error=fault,
             message="" if due is None else self.message.id,
             rests=rests,
@@ -449,11 +469,7 @@ class Run:
 
     async def _obey(self) -> bool:
         """Do what was asked of the worker: whether that was the end of this run."""
-        asked = self.mail.all(CANCEL, PAUSE, RESUME)
-        if not asked:
-            if self.execution.status == PAUSED:
-                await self._drop()
-                return True
+        if not self.mail.all(CANCEL, PAUSE, RESUME):
             return False
         if self.mail.has(CANCEL):
             await self._stop_code()
@@ -468,11 +484,6 @@ class Run:
             while (letter := self.mail.take(name)) is not None:
                 self.journal.stage([Delete(letter.key)])
         return False
-
-    async def _drop(self) -> None:
-        """A message that is not needed."""
-        self._ending = True
-        await self.message.ack()
 
     # --- its end ---
 
@@ -534,13 +545,3 @@ def taken_over(execution: Execution) -> Parts:
     operations: list[Operation] = [Delete(execution.rests), Increment(depth_key(queue, "delayed"), -1)]
     conditions: list[Condition] = [Present(execution.rests)]
     return operations, conditions
-
-
-def read_execution(entry: Entry | None) -> Execution | None:
-    return None if entry is None else execution_of(entry)
-
-
-def read_meta(entry: Entry | None) -> Meta:
-    if entry is None:
-        raise InvalidInput("an execution without its description cannot be run")
-    return meta_of(entry)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.engine import Absent, Condition, Increment, Operation, Put
 from holdfast.codec import encode
+from holdfast.engine import Absent, Condition, Increment, Operation, Put
 from holdfast.errors import InvalidInput
 from holdfast.layers.queue_entries import priority_element
 from holdfast.layers.queues import Queue, split

@@ -11,8 +11,8 @@ When an execution is resumed, its code runs again from the beginning and must se
 says a step wrote is applied when the code comes to that step; the code's own writes are applied as it makes them. Each write
 has the number it has in the log, and of two the later one counts, in whatever order branches come to theirs.
 
-In the store a key is `journal/data/<id>/<key>`; a list or set has the tag `list` or `set` there, the value says which generation of
-it counts, and what was added by one commit is one chunk under `journal/items/`.
+In the store a key is `journal/data/<id>/<key>`; a list or set has the tag `list` or `set` there, the value is the name of
+its present generation, and what was added by one commit is one chunk under `journal/items/`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 from holdfast.codec import INT64_MAX, INT64_MIN, decode, encode
 from holdfast.engine import Delete, Increment, Operation, Push, Put
 from holdfast.errors import InvalidInput
+from holdfast.ids import new_id
 from holdfast.keys import check_name
 from holdfast.layers.workflows.entries import JOURNAL, items_prefix
 
@@ -49,7 +50,7 @@ Write = list[Any]
 class Cell:
     """One key of the view."""
 
-    __slots__ = ("added", "changes", "chunks", "generation", "kind", "number", "value")
+    __slots__ = ("added", "changes", "chunks", "kind", "number", "value")
 
     def __init__(self) -> None:
         self.kind = ""
@@ -61,12 +62,11 @@ class Cell:
         self.value: bytes = b""
         self.added: list[tuple[int, int]] = []
         """What was added to the value, by the number of the write."""
-        self.generation = 0
         self.chunks: list[tuple[int, list[Any]]] = []
 
     def read(self) -> Any:
         if self.kind == SET:
-            value = decode(self.value)
+            value: Any = decode(self.value)
             return value + sum(delta for _, delta in self.added) if self.added else value
         if self.kind == APPEND:
             return decode(encode([item for _, chunk in self.chunks for item in chunk]))
@@ -81,6 +81,8 @@ class View:
         self.cells: dict[str, Cell] = {}
         self.number = 0
         """Of the last write; those of the log come first."""
+        self.generations: dict[str, str] = {}
+        """Of lists and sets: under which name what they hold is kept."""
         self.settled = 0
         """The number of the last write of the log: what comes after is not replayed, and comes in order."""
 
@@ -114,7 +116,6 @@ class View:
         elif kind in (APPEND, JOIN):
             if cell.kind != kind:
                 cell.kind, cell.chunks, cell.number = kind, [], number
-                cell.generation += 1
             insort(cell.chunks, (number, payload), key=lambda chunk: chunk[0])
         else:
             cell.kind, cell.value = (SET, encode(payload)) if kind == SET else ("", b"")
@@ -131,14 +132,16 @@ class View:
                 found.append(Delete(name))
             elif kind == ADD:
                 cell = self.cell(key)
-                found.append(Increment(name, payload) if cell is None or cell.kind == SET else Put(name, encode(payload)))
+                found.append(
+                    Increment(name, payload) if cell is None or cell.kind == SET else Put(name, encode(payload))
+                )
             else:
-                cell = self.cells.get(key)
-                generation = 1 if cell is None else cell.generation
+                cell = self.cell(key)
                 if cell is None or cell.kind != kind:
-                    generation += cell is not None
-                    found.append(Put(name, encode(generation), tag="list" if kind == APPEND else "set"))
-                found.append(Push(items_prefix(id, key, generation), encode(payload)))
+                    self.generations[key] = new_id()
+                    tag = "list" if kind == APPEND else "set"
+                    found.append(Put(name, encode(self.generations[key]), tag=tag))
+                found.append(Push(items_prefix(id, key, self.generations[key]), encode(payload)))
         return found
 
 
@@ -176,7 +179,9 @@ class Buffer:
         kind, payload = write
         before = self.writes.get(key)
         if before is None and len(self.writes) >= KEYS_MAX:
-            raise InvalidInput(f"a step writes at most {KEYS_MAX} keys of its state at a time; call ctx.state.flush() in between")
+            raise InvalidInput(
+                f"a step writes at most {KEYS_MAX} keys of its state at a time; call ctx.state.flush() in between"
+            )
         if kind in (SET, DELETE) or before is None:
             self.writes[key] = write
         elif before[0] == kind and kind == ADD:
@@ -295,10 +300,14 @@ class State:
     def _gather(self, key: str, kind: str, values: tuple[Any, ...]) -> None:
         cell = self._buffer.view.cell(_key(key))
         write = self._buffer.writes.get(key)
-        given = decode(encode(list(values)))
-        if (cell is not None and cell.kind not in (kind, SET)) or (write is not None and write[0] not in (kind, SET, DELETE)):
-            raise InvalidInput(f"{key!r} of the state is a {'set' if kind == APPEND else 'list'}, and cannot be added to like this")
-        if write is None and cell is not None and cell.kind == SET or write is not None and write[0] == SET:
+        given: list[Any] = decode(encode(list(values)))
+        if (cell is not None and cell.kind not in (kind, SET)) or (
+            write is not None and write[0] not in (kind, SET, DELETE)
+        ):
+            raise InvalidInput(
+                f"{key!r} of the state is a {'set' if kind == APPEND else 'list'}, and cannot be added to like this"
+            )
+        if (write is None and cell is not None and cell.kind == SET) or (write is not None and write[0] == SET):
             before = self._peek(key, None)
             if not isinstance(before, list):
                 raise InvalidInput(f"{key!r} of the state is no list, and cannot be added to")
