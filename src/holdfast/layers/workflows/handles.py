@@ -295,8 +295,14 @@ class Workflows:
         return decode(bytes(value) if blob is None else await self._blobs().read(blob))
 
     async def _shown(self, record: StepRecord) -> dict[str, Any]:
-        shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(record, result=msgspec.Raw(b"null")))
-        shown.pop("blob", None)
+        shown: dict[str, Any] = {"status": record.status, "kind": record.kind, "attempts": record.attempts}
+        for name in ("started_at", "completed_at", "until"):
+            if (at := getattr(record, name)) is not None:
+                shown[name] = as_datetime(at)
+        if record.error is not None:
+            shown["error"] = msgspec.to_builtins(record.error)
+        if record.child:
+            shown["child"] = record.child
         if record.status == "completed":
             shown["result"] = await self._value(record.result, record.blob)
         return shown

@@ -110,6 +110,8 @@ class Run:
         self.context = Context(self)
         self._host = host
         self._version = entry.version
+        self._next: Execution | None = None
+        """How it is going to stand when what is being sent was committed."""
         self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str]] = {}
         self._parking: asyncio.Future[Receipt] | None = None
         self._ending = False
@@ -345,6 +347,7 @@ class Run:
         """It runs: what the first commit of a run says, if that was not known."""
         was = self.execution
         if was.status == RUNNING and was.message == self.message.id and not was.waits:
+            self._next = None
             return [], []
         now = self.clock.now_ms()
         self._next = Execution(was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id)
@@ -359,9 +362,8 @@ class Run:
         return operations, [VersionIs(execution_key(to.id), self._version)]
 
     def _opened(self, receipt: Receipt) -> None:
-        self.execution, self._version = self._next, receipt.version
-
-    _next: Execution
+        if self._next is not None:
+            self.execution, self._version = self._next, receipt.version
 
     # --- being put aside ---
 
@@ -504,18 +506,18 @@ class Run:
             self._next = Execution(
                 was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
             )
-            telling_parts = await telling(self, self.meta, outcome_of(self._next))
+            to = self._next
+            telling_parts = await telling(self, self.meta, outcome_of(to))
             slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
             try:
-                await self._close(lambda: self._ended(kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
+                await self._close(lambda: self._ended(to, kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
             self.message.committed()
             return
         raise Abandoned
 
-    def _ended(self, kept: Part, *others: Parts) -> Parts:
-        to = self._next
+    def _ended(self, to: Execution, kept: Part, *others: Parts) -> Parts:
         ttl_ms = self.scope.retention.ttl_ms(TYPE, to.status)
         operations, conditions = self._moving(to, ttl_ms)
         acking, needed = split(self.message.acking())

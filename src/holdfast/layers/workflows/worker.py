@@ -206,6 +206,8 @@ class Worker:
         try:
             if id is None or not await self._run(definition, message, id):
                 await message.ack()
+            elif not message.settled:
+                await message.release(delay=RETRY_MS / 1000)
         except LeaseLost as exc:
             log.info("execution %s is another worker's: %s", id, exc)
         except Error as exc:
