@@ -24,8 +24,8 @@ from holdfast import (
     set_,
 )
 from holdfast.engines.memory import MemoryEngine
-from holdfast.layers.leases import Leases
 from holdfast.layers.coordination import Coordination
+from holdfast.layers.leases import Leases
 from holdfast.layers.receiving import LINGER_MS
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention

@@ -134,7 +134,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "documents": _GIVEN,
     "correlations": _GIVEN,
     "decisions": _DECIDED,
-    "workflows": Territory("Get", "Set", "CompareAndSwap", "Set", delete="Delete", ownership="own", orchestrated=True),
+    "workflows": Territory("Get", "Set", "Set", delete="Delete", ownership="once", orchestrated=True),
     "signals": Territory("Get", push="Set", delete="Delete", ownership="line", elements=3, orchestrated=True),
     "tallies": Territory("Get", increment="Set", delete=ORCHESTRATE, ownership="free"),
     "journal": _GIVEN,

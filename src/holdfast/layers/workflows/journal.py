@@ -335,8 +335,13 @@ class Journal:
         self._staged.clear()
         if self._closing is not None and not self._closing[1].done():
             self._closing[1].set_exception(self.failure)
+            self._closing[1].exception()  # whoever wants to know asks; nobody may
         self._closing = None
         self.on_failure()
+
+    def lose(self, error: LeaseLost) -> None:
+        """The reservation is known to be gone: nothing that is tried could be written."""
+        self._fail(error)
 
     async def stop(self) -> None:
         """Send nothing more; what is under way may or may not be committed."""

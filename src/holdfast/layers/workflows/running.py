@@ -22,7 +22,7 @@ import msgspec
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Present, Put, Receipt, VersionIs
-from holdfast.errors import Conflict, Error, NonDeterminism, TimedOut
+from holdfast.errors import Conflict, Error, LeaseLost, NonDeterminism, TimedOut
 from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
 from holdfast.layers.queue_entries import QUEUES, depth_key
@@ -59,7 +59,7 @@ from holdfast.layers.workflows.entries import (
     tally_key,
 )
 from holdfast.layers.workflows.journal import Abandoned, Journal, Parts
-from holdfast.layers.workflows.limits import leaving
+from holdfast.layers.workflows.limits import LINE, leaving
 from holdfast.layers.workflows.mail import Letter, Mail
 from holdfast.layers.workflows.performing import flush
 from holdfast.layers.workflows.plan import run_steps
@@ -107,6 +107,8 @@ class Run:
         self.runnable = Runnable(self._idle)
         self.branches: set[Branch] = set()
         self.news = asyncio.Event()
+        self.over = asyncio.Event()
+        """Set by its worker when this run is over."""
         self.context = Context(self)
         self._host = host
         self._version = entry.version
@@ -302,6 +304,10 @@ class Run:
         self._mailed = True
         self.news.set()
 
+    def lose(self) -> None:
+        """Its message is not under this lease any more."""
+        self.journal.lose(LeaseLost(f"the lease under which execution {self.meta.id!r} ran has ended"))
+
     def stop(self) -> None:
         """The worker ends: leave it to another, at once."""
         self._stopping = True
@@ -350,7 +356,10 @@ class Run:
             self._next = None
             return [], []
         now = self.clock.now_ms()
-        self._next = Execution(was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id)
+        place = was.rests if was.rests.startswith(LINE) else ""  # whether it still stands there, its end will look
+        self._next = Execution(
+            was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id, rests=place
+        )
         return self._moving(self._next)
 
     def _moving(self, to: Execution, ttl_ms: int | None = None) -> Parts:
@@ -521,6 +530,8 @@ class Run:
         ttl_ms = self.scope.retention.ttl_ms(TYPE, to.status)
         operations, conditions = self._moving(to, ttl_ms)
         acking, needed = split(self.message.acking())
+        if to.blob is not None:
+            operations.append(self.journal.record("~result", StepRecord("completed", kind="result", blob=to.blob)))
         operations += [
             Delete(live_key(to.name, to.id)),
             Put(ended_key(to.name, to.ended_at or 0, to.id), encode(to.status), ttl_ms),

@@ -221,12 +221,19 @@ class Worker:
         """Run it as far as it goes; False when the message is not needed."""
         scope = self.scope
         keys = [execution_key(id), meta_key(id), inbox_key(id)]
-        entry, described, inbox = await scope.engine.get(scope.space, keys)
-        if entry is None or described is None:
-            return False
-        execution, meta = execution_of(entry), meta_of(described)
-        if meta.name != definition.name or execution.ended or id in self._runs:
-            return False
+        while True:
+            entry, described, inbox = await scope.engine.get(scope.space, keys)
+            if entry is None or described is None:
+                return False
+            execution, meta = execution_of(entry), meta_of(described)
+            if meta.name != definition.name or execution.ended:
+                return False
+            before = self._runs.get(id)
+            if before is None:
+                break
+            if not await self._replaces(before, execution, message):
+                return False
+            await before.over.wait()
         run = Run(self, definition, message, meta, entry, execution)
         if inbox is not None:
             await run.mail.read(inbox)
@@ -248,7 +255,18 @@ class Worker:
                 await run.run(fresh=fresh, claim=claim if _is_aside(execution, message) else None)
         finally:
             del self._runs[id]
+            run.over.set()
         return True
+
+    async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
+        """Whether a message ends, or follows, a run of the same execution that is not over here."""
+        if before.message.id == message.id:  # it was taken from us and came back: the lease had ended
+            before.lose()
+            return True
+        if not _is_aside(execution, message):
+            return False
+        [left] = await self.scope.engine.get(self.scope.space, [execution.rests or inbox_key(execution.id)])
+        return left is not None or not execution.rests  # it was put aside, and the run is about to see that
 
     async def _claim(self, execution: Execution, message: Message, run: Run) -> Parts | None:
         """What taking over needs; None when there is nothing to take over."""
