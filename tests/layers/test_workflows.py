@@ -611,8 +611,10 @@ inside: list[int] = []
 async def counts_inside() -> int:
     inside.append(1)
     most = len(inside)
-    await asyncio.sleep(0.005)
-    inside.pop()
+    try:
+        await asyncio.sleep(0.005)
+    finally:
+        inside.pop()
     return most
 
 

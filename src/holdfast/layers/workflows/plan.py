@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import decode
 from holdfast.errors import StepFailed
-from holdfast.layers.workflows.branches import BRANCH, Branch, Call, Within
+from holdfast.layers.workflows.branches import BRANCH, Branch, Call, Within, call
 from holdfast.layers.workflows.branching import Work, branch_out
 from holdfast.layers.workflows.definitions import Definition, Step, positional
 from holdfast.layers.workflows.entries import StepRecord, raw
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 async def run_steps(run: Run, definition: Definition) -> Any:
     """Run an instance of the class from beginning to end."""
     instance = definition.target()
-    calls = {step.name: run.context._call(step.name) for step in definition.steps}
+    calls = {step.name: call(run.journal, step.name) for step in definition.steps}
     begun: set[str] = set()
     results: dict[str, Any] = {}
 
@@ -45,6 +45,7 @@ async def run_steps(run: Run, definition: Definition) -> Any:
 
 
 async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str, Any]) -> Any:
+    run.runnable.more()  # the call, which begins now
     with Within(run.runnable):
         function = getattr(instance, step.function.__name__)
         given = tuple(results[name] for name in step.after)

@@ -139,6 +139,8 @@ class Run:
             return None
         answer: asyncio.Future[Letter | None] = asyncio.get_running_loop().create_future()
         self._waits[answer] = wait, name
+        if wait.until is not None:
+            self.news.set()  # there is a time to look at
         try:
             self.runnable.less()
             return await answer
