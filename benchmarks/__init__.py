@@ -25,6 +25,7 @@ NAMES: Final = (
     "copying",
     "cached_read",
     "correlations",
+    "queues",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

@@ -98,3 +98,22 @@ def test_a_store_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(holdfast.InvalidInput):
         blocking.open(str(tmp_path / "no" / "team.db"))
     assert threading.active_count() == before
+
+
+def test_queues_work_without_await(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db")) as store:
+        space = store.space("contoso", agent="market")
+        queue = space.queue("orders")
+        ids = [queue.put(number) for number in range(3)]
+        with queue.reserve(wait="5s") as message:
+            assert (message.id, message.body, message.attempts) == (ids[0], 0, 0)
+            message.complete("done", to="results")
+        with pytest.raises(ValueError, match="no"), queue.reserve():
+            raise ValueError("no")
+        assert [dead.body for dead in queue.dead.list()] == [1]
+        assert queue.dead.retry() == 1
+        assert [message.body for message in queue.consume(wait=0)] == [1, 2]
+        with pytest.raises(holdfast.Empty), queue.reserve():
+            pass
+        assert [(stats.name, stats.ready) for stats in space.queues.list()] == [("orders", 0), ("results", 1)]
+        assert [each.body for each in space.queue("results").peek()] == ["done"]

@@ -67,10 +67,12 @@ SEARCH_MS: Final = 30_000
 """How often it looks for messages of dead consumers although nothing tells of one."""
 LINGER_MS: Final = 5_000
 """How long a receiver that nobody needs keeps its lease, and what it has taken ahead."""
+SPINS: Final = 8
+"""Turns of the event loop that are waited before it counts as waiting."""
 RETRY_MS: Final = 200
 """After something failed."""
-PROMOTED_MAX: Final = TAKE_MAX // 2
-"""Delayed messages that become ready in one commit."""
+PROMOTED_MAX: Final = 64
+"""Delayed messages of one priority that become ready in one commit."""
 RECLAIMED_MAX: Final = 64
 """Messages of a dead consumer that are taken in one commit."""
 
@@ -172,6 +174,10 @@ class Receiver:
             self._want()
             return await reply
         self._want()
+        for _ in range(SPINS):
+            if reply.done():
+                return reply.result()
+            await asyncio.sleep(0)
         answered = asyncio.Event()
         reply.add_done_callback(lambda _: answered.set())
         await sleep_or(clock, deadline, answered)
@@ -273,6 +279,10 @@ class Receiver:
     async def _rest(self) -> bool:
         """Nobody waits: stay for a while, then let go. False when it is over."""
         clock = self.scope.clock
+        for _ in range(SPINS):  # mostly somebody comes back at once, and no timer is worth it
+            if self._wake.is_set():
+                return True
+            await asyncio.sleep(0)
         if await sleep_or(clock, clock.now_ms() + LINGER_MS, self._wake):
             return True
         self._stop_watching()
@@ -358,42 +368,41 @@ class Receiver:
         if self._unsure:
             await self._adopt(lease)
         now = self.scope.clock.now_ms()
-        if (
+        looked = (
             self._looked_at is None
             or (self._watch is None and now - self._looked_at >= LOOK_MS)
             or (self._next_end is not None and self._next_end <= now)
-        ):
+        )
+        if looked:
             await self._look(lease)
         waiting = sum(not reply.done() for reply in self._waiting)
-        asked = max(1, waiting + self.prefetch - len(self._ahead))
+        asked = min(max(1, waiting + self.prefetch - len(self._ahead)), TAKE_MAX // 2)
+        taken = await self._take(lease, asked)
+        if taken < asked and self._watch is None and not looked:
+            await self._look(lease)  # before it is said that there is nothing
+            if any(due <= now for due in self._due.values()):
+                taken += await self._take(lease, asked - taken)
+        return taken, asked
+
+    async def _take(self, lease: Lease, asked: int) -> int:
+        """Make ready what is due, and take so many; gives how many came."""
+        now = self.scope.clock.now_ms()
         operations: list[Operation] = []
-        room = TAKE_MAX
+        room = TAKE_MAX - asked
         for pp in sorted(pp for pp, due in self._due.items() if due <= now):
-            n = min(PROMOTED_MAX, room - 1)
+            n = min(PROMOTED_MAX, room)
             if n > 0:
                 operations.append(self._promoting(pp, now, n))
                 room -= n
-        promoting = bool(operations)
-        asked = min(asked, room)
-        operations.append(
-            Take(
-                ready_prefix(self.name),
-                self._prefix(lease),
-                asked,
-                None,
-                depth_key(self.name, "ready"),
-                depth_key(self.name, "reserved"),
-            )
-        )
-        receipt = await self._commit(tuple(operations), (Present(lease.key),))
+        counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
+        take = Take(ready_prefix(self.name), self._prefix(lease), asked, None, *counters)
+        receipt = await self._commit((*operations, take), (Present(lease.key),))
         entries = receipt.results[-1]
         assert isinstance(entries, list)  # noqa: S101 - what a Take gives
-        for entry in entries:
-            if entry.key not in self.held:
-                self._ahead.append(entry)
-        if promoting:
+        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
+        if operations:
             await self._look_for_delayed()
-        return len(entries), asked
+        return len(entries)
 
     def _promoting(self, pp: str, now: int, n: int) -> Take:
         """Those that are due stand in line from now on, where they would stand had they come when they were due."""

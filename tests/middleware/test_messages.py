@@ -1,0 +1,143 @@
+"""Messages against hand-made batches: what the library would never send is refused by the store, and nothing changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import AccessDenied, Conflict
+from holdfast.engine import Absent, Delete, Engine, Increment, Operation, Present, Push, Put, Take, Touch
+from tests.middleware.keeper import SPACE, Keeper, batch
+
+ALICE, MALLORY = "a" * 30, "b" * 30
+LINE = "queues/ready/in/499/"
+HERS, HIS = f"reserved/in/{ALICE}/", f"reserved/in/{MALLORY}/"
+
+
+async def reserving(keeper: Keeper) -> tuple[str, Engine, Engine]:
+    """Alice has a message, and so has Mallory; one more waits. Gives the key of hers, and their engines."""
+    alice, mallory = keeper.engine_of("alice"), keeper.engine_of("mallory")
+    await alice.commit(SPACE, batch("alice", *(Push(LINE, b'"x"') for _ in range(3)), Increment("depths/in/ready", 3)))
+    for engine, agent, lease in ((alice, "alice", ALICE), (mallory, "mallory", MALLORY)):
+        await engine.commit(SPACE, batch(agent, Put(f"consumers/in/{lease}", b"{}", 30_000)))
+        await engine.commit(SPACE, batch(agent, Take("queues/ready/in/", f"reserved/in/{lease}/")))
+    [key] = await keeper.entries(HERS)
+    return key, alice, mallory
+
+
+async def test_no_batch_forges_takes_or_ends_the_reservation_of_another() -> None:
+    keeper = Keeper()
+    hers, alice, mallory = await reserving(keeper)
+    [his] = await keeper.entries(HIS)
+    rest, id = hers.removeprefix(HERS), hers[-19:]
+    attempts: list[tuple[Operation, ...]] = [
+        (Delete(hers),),  # acknowledge another's
+        (Delete(hers), Put(f"queues/ready/in/{rest}", b'"x"')),  # give back another's
+        (Delete(hers), Put(f"reserved/in/-/{rest}", b'"x"', None, "1")),  # let another's fail
+        (Put(hers, b'"forged"'),),  # change another's
+        (Put(HIS + rest, b'"forged"'),),  # make a reservation of one's own
+        (Put(f"reserved/in/-/{rest}", b'"forged"'),),  # make a dead letter
+        (Put(f"{LINE}{id}", b'"forged"'),),  # make a message that would take the place of hers
+        (Put(f"{LINE}{id}/@alice", b'"forged"'),),
+        (Put(f"{LINE}{id}", b'"forged"'), Delete(his)),  # …giving up another one for it
+        (Push(HERS, b'"x"'),),
+        (Push(f"{HERS}499/", b'"x"'),),
+        (Touch(hers, 1000),),
+        (Increment(hers, 1),),
+        (Take(HERS, HIS),),  # steal from a living consumer
+        (Take(HERS, "queues/ready/in/"),),
+        (Take(HIS, HERS),),  # press on another
+        (Take("queues/ready/in/", HERS),),  # reserve for another
+        (Take("queues/ready/in/", f"reserved/in/{'c' * 30}/"),),  # reserve without a lease
+        (Take("queues/ready/in/", "reserved/in/-/"),),  # let what waits be dead
+        (Take("queues/ready/in/", f"reserved/out/{MALLORY}/"),),  # into another queue
+        (Take("queues/ready/in/499/", HIS),),  # without its priority
+        (Take("queues/delayed/in/499/", LINE),),  # before its time, whatever it is
+        (Take("queues/delayed/in/499/", "queues/ready/in/000/", 1, "queues/delayed/in/499/1"),),
+        (Take("queues/ready/in/", HIS, source_counter="depths/in/other"),),
+        (Put(f"consumers/in/{ALICE}", b"{}", 1),),  # end her lease
+        (Delete(f"consumers/in/{ALICE}"),),
+        (Touch(f"consumers/in/{ALICE}", 10**9),),
+        (Put(f"consumers/in/{'d' * 30}", b"{}"),),  # a lease without end
+        (Put("consumers/in/-", b"{}", 1000),),  # a life for dead letters
+        (Put("depths/in/ready", b"7"),),
+        (Increment("depths/in/ready", 1, 5),),
+        (Delete("depths/in/reserved"),),
+        (Put(f"reasons/in/{id}", b"[]"),),
+        (Delete(f"reasons/in/{id}"),),
+        (Put(f"reasons/in/{id}", b"[]"), Delete(his)),
+        (Put("dedup/in/x", b'"1"'),),
+        (Put("queues/ready/in/499", b"1"),),
+        (Put("queues/elsewhere/in/1", b"1"),),
+        (Push("queues/ready/in/", b"1"),),
+        (Push("queues/ready/in/4/", b"1"),),
+        (Push("queues/delayed/in/499/", b"1"),),
+        (Push("queues/ready/in/499/1/", b"1"),),
+    ]
+    before = await keeper.entries()
+    for operations in attempts:
+        for sent in (operations, (Put("records/k", b"1"), *operations)):
+            with pytest.raises((AccessDenied, Conflict)) as caught:
+                await mallory.commit(SPACE, batch("mallory", *sent))
+            assert isinstance(caught.value, AccessDenied) or operations[0] == Delete("depths/in/reserved"), operations
+            assert await keeper.entries() == before, operations
+    await alice.commit(SPACE, batch("alice", Delete(hers), when=(Present(hers),)))
+
+
+async def test_what_a_dead_consumer_left_can_be_taken_and_what_a_living_one_has_cannot() -> None:
+    keeper = Keeper()
+    hers, alice, mallory = await reserving(keeper)
+    take = Take(HERS, HIS)
+    with pytest.raises(AccessDenied, match="another's"):
+        await mallory.commit(SPACE, batch("mallory", take))
+    with pytest.raises(Conflict):  # as the library asks, it is told what is so
+        await mallory.commit(SPACE, batch("mallory", take, when=(Absent(f"consumers/in/{ALICE}"),)))
+    keeper.clock.advance("29s")
+    await mallory.commit(SPACE, batch("mallory", Touch(f"consumers/in/{MALLORY}", 30_000)))
+    keeper.clock.advance("1s")
+    await mallory.commit(SPACE, batch("mallory", take))
+    with pytest.raises(AccessDenied):  # hers no longer: it is gone from where it was, and is another's where it is
+        await alice.commit(SPACE, batch("alice", Delete(HIS + hers.removeprefix(HERS))))
+
+
+async def test_a_lease_that_has_ended_takes_nothing() -> None:
+    keeper = Keeper()
+    _, alice, _ = await reserving(keeper)
+    keeper.clock.advance("30s")
+    before = await keeper.entries("reserved/")
+    with pytest.raises(AccessDenied):
+        await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", HERS)))
+    assert await keeper.entries("reserved/") == before
+
+
+async def test_orchestrators_move_and_clear_what_waits_or_is_dead_and_not_what_a_consumer_has() -> None:
+    keeper = Keeper()
+    hers, alice, _ = await reserving(keeper)
+    rest = hers.removeprefix(HERS)
+    boss = keeper.engine_of("boss", "orchestrator")
+    for operations in ((Delete(hers),), (Delete(hers), Put(f"queues/ready/in/{rest}", b'"x"'))):
+        with pytest.raises(AccessDenied):
+            await boss.commit(SPACE, batch("boss", *operations))
+    dead = f"reserved/in/-/{rest}"
+    await alice.commit(SPACE, batch("alice", Delete(hers), Put(dead, b'"x"', None, "1")))
+    mallory = keeper.engine_of("mallory")
+    with pytest.raises(AccessDenied):
+        await mallory.commit(SPACE, batch("mallory", Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"')))
+    await boss.commit(SPACE, batch("boss", Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"')))
+    waiting = await keeper.entries(LINE)
+    assert len(waiting) == 2
+    for key in waiting:
+        await boss.commit(SPACE, batch("boss", Delete(key)))
+    assert await keeper.entries(LINE) == {}
+
+
+async def test_one_s_own_chosen_id_is_one_s_own() -> None:
+    keeper = Keeper()
+    alice, mallory = keeper.engine_of("alice"), keeper.engine_of("mallory")
+    key = f"{LINE}{'1' * 19}/@alice"
+    await alice.commit(SPACE, batch("alice", Put(key, b"1"), when=(Absent(key),)))
+    before = await keeper.entries()
+    for operations in ((Put(key, b"2"),), (Delete(key),)):
+        with pytest.raises(AccessDenied):
+            await mallory.commit(SPACE, batch("mallory", *operations))
+    assert await keeper.entries() == before
+    await alice.commit(SPACE, batch("alice", Delete(key)))
