@@ -32,9 +32,7 @@ from holdfast.layers.workflows.entries import (
     COMPLETED,
     EXECUTIONS,
     PAUSE,
-    PENDING,
     RESUME,
-    RUNNING,
     SHARED,
     STATUSES,
     TALLIES,
@@ -95,20 +93,7 @@ class ExecutionHandle:
 
     async def status(self) -> ExecutionView:
         """How it stands; NotFound when there is none, or none any more."""
-        execution, meta = await self._read()
-        if execution.status == PENDING and not execution.waits:
-            execution = await self._noticed(execution)
-        return _view(execution, meta)
-
-    async def _noticed(self, execution: Execution) -> Execution:
-        """One that has just begun says so with its first step; until then, that its message is gone does."""
-        scope = self._scope
-        queue = self._workflows._queue_of(execution.name)
-        stats = await queue.stats()
-        if stats.ready or not stats.reserved:
-            return execution
-        [entry] = await scope.engine.get(scope.space, [execution_key(self.id)])
-        return msgspec.structs.replace(execution if entry is None else execution_of(entry), status=RUNNING)
+        return _view(*await self._read())
 
     async def _read(self) -> tuple[Execution, Meta]:
         scope = self._scope

@@ -86,8 +86,8 @@ class Journal:
         self._carried: dict[str, list[tuple[int, int]]] = {}
         self._staged: deque[Effect] = deque()
         self._closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None = None
+        self._opens = False
         self._task: asyncio.Task[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []
 
     # --- reading ---
 
@@ -214,6 +214,12 @@ class Journal:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._send_all())
 
+    def open(self) -> None:
+        """Say that it runs, if no commit has said so yet."""
+        if self.opening is not None and self.failure is None and self._closing is None:
+            self._opens = True
+            self._start()
+
     async def settled(self) -> None:
         """Return when everything staged so far is durable."""
         if self.failure is not None:
@@ -228,7 +234,7 @@ class Journal:
 
     async def _send_all(self) -> None:
         try:
-            while self._staged or self._closing is not None:
+            while self._staged or self._closing is not None or self._opens:
                 await self._send()
         except asyncio.CancelledError:
             self._fail(Unavailable("the worker was stopped"))
@@ -260,21 +266,22 @@ class Journal:
     async def _send_group(
         self, group: list[Effect], closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None
     ) -> None:
-        if closing is None and not any(effect.operations or effect.conditions for effect in group):
-            for effect in group:
-                _reply(effect, Receipt(0, 0))
-            return
-        operations = [op for effect in group for op in effect.operations]
-        conditions: list[Condition] = [Present(self.right)]
-        for effect in group:
-            conditions += effect.conditions
+        told, self._opens = self._opens, False
         opens = closing is None and self.opening is not None
+        some = any(effect.operations or effect.conditions for effect in group)
         first: Parts = ([], [])
         if closing is not None:
             first = closing[0]()
-        elif self.opening is not None:
+        elif self.opening is not None and (some or told):
             first = self.opening()
-        operations += first[0]
+        if not first[0] and not some:
+            for effect in group:
+                _reply(effect, Receipt(0, 0))
+            return
+        operations = [op for effect in group for op in effect.operations] + first[0]
+        conditions: list[Condition] = [Present(self.right)]
+        for effect in group:
+            conditions += effect.conditions
         conditions += first[1]
         try:
             receipt = await self.scope.commit(tuple(operations), tuple(dict.fromkeys(conditions)))

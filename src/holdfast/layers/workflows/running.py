@@ -66,6 +66,8 @@ from holdfast.layers.workflows.plan import run_steps
 
 HOLD_MS: Final = 500
 """An execution whose next wait is over so soon is not put aside."""
+SHOWN_S: Final = 0.05
+"""After so long, that it runs is written down by itself; mostly it is part of the first step's commit. Nothing depends on it."""
 STOP_S_MAX: Final = 10.0
 """How long code that was cancelled may take to end; it is left alone then, and can write nothing."""
 TRIES_MAX: Final = 1_000
@@ -186,9 +188,14 @@ class Run:
                 await self.journal.load()
             if await self._obey():
                 return
-            self._main = asyncio.get_running_loop().create_task(self._run_code())
+            loop = asyncio.get_running_loop()
+            showing = loop.call_later(SHOWN_S, self.journal.open)
+            self._main = loop.create_task(self._run_code())
             self._main.add_done_callback(lambda _: self.news.set())
-            await self._look_after(self._main)
+            try:
+                await self._look_after(self._main)
+            finally:
+                showing.cancel()
         except (Abandoned, Error) as exc:
             self._leave(exc)
         finally:
