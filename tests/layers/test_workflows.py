@@ -692,6 +692,30 @@ async def test_a_large_result_is_kept_as_a_blob_and_one_that_cannot_be_kept_is_a
         await boss.workflows.start(results, object())
 
 
+@workflow
+async def refused(ctx: Context) -> None:
+    ctx.state["k"] = "x" * 11_000_000
+    await ctx.step("a", add_one, 1)
+
+
+async def test_what_the_store_refuses_for_good_pauses_the_execution_with_the_reason(boss: Space, hosts: Hosts) -> None:
+    await hosts.start(refused)
+    handle = await boss.workflows.start(refused)
+    await until(lambda: _is(handle, "paused"))
+    error = (await handle.status()).error or {}
+    assert "11,000," in error["message"]
+
+
+@workflow
+async def digs(ctx: Context, depth: int) -> int:
+    return 0 if depth == 0 else 1 + await ctx.child(digs, depth - 1)
+
+
+async def test_children_of_children_have_ids_that_fit(boss: Space, hosts: Hosts) -> None:
+    await hosts.start(digs)
+    assert await soon((await boss.workflows.start(digs, 20, id="x" * 100)).result()) == 20
+
+
 # --- who may do what ---
 
 
@@ -780,7 +804,8 @@ class Progress:
 async def typed(ctx: Context) -> Any:
     ctx.state["items"] = 3
     ctx.state["name"] = "n"
-    found = ctx.state.typed(Progress)
+    found = ctx.state.typed()
+    assert found == ctx.state.typed(Progress)
     return [found.items, found.name]
 
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from holdfast.engine import Operation
 from holdfast.errors import InvalidInput, NonDeterminism
 from holdfast.layers.workflows.journal import Journal
 from holdfast.layers.workflows.state import Buffer, Write
+
+PATH_BYTES_MAX: Final = 512
+"""A path is part of a key, and of the name of what it keeps as a blob."""
 
 
 class Branch:
@@ -92,6 +95,8 @@ def call(journal: Journal, name: str) -> Call:
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
     path = branch.below(f"{name}#{ordinal}")
+    if len(path.encode()) > PATH_BYTES_MAX:
+        raise InvalidInput(f"{path[:60]!r}… is nested too deeply: a path has at most {PATH_BYTES_MAX} bytes")
     recorded = journal.placed.get((branch.path, position))
     if recorded is not None and recorded != path:
         raise NonDeterminism(

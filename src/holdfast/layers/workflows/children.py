@@ -24,6 +24,7 @@ from holdfast.layers.workflows.entries import (
     Outcome,
     StepRecord,
     Wait,
+    child_id,
     execution_key,
     execution_of,
     meta_key,
@@ -44,7 +45,7 @@ async def begin_child(
     """Start it, and record that."""
     journal, now = run.journal, run.clock.now_ms()
     definition: Definition = run.defined(workflow) if isinstance(workflow, str) else definition_of(workflow)
-    child = f"{run.meta.id}.{made.path}" if id is None else id
+    child = child_id(run.meta.id, made.path) if id is None else id
     told = {} if detached else {"parent": run.meta.id, "parent_path": made.path}
     meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)
     carried, body, writes = carry(run, made.branch)

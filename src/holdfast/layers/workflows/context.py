@@ -95,7 +95,8 @@ class Context:
             if operations := flush(run, branch):
                 await run.journal.commit(operations)
 
-        return State(branch.buffer, lambda key, write: branch.write(run.journal, key, write), flushing)
+        written = lambda key, write: branch.write(run.journal, key, write)  # noqa: E731
+        return State(branch.buffer, written, flushing, run.definition.state)
 
     # --- steps ---
 

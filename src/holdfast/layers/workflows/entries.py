@@ -21,6 +21,7 @@ branch). All but `workflows/executions/<id>` is read through it: when that has e
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,7 @@ import msgspec
 from holdfast.codec import decode, encode
 from holdfast.engine import Entry
 from holdfast.errors import InvalidInput
-from holdfast.keys import Subspace, check_name
+from holdfast.keys import Subspace, check_name, escape
 from holdfast.layers.batch import type_tag
 from holdfast.layers.blobs import BlobRef
 
@@ -174,9 +175,17 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def check_execution(id: str) -> str:
     check_name(id, "execution's id")
-    if len(id.encode()) > ID_BYTES_MAX or not id.isprintable():
+    if len(escape(id).encode()) > ID_BYTES_MAX or not id.isprintable():
         raise InvalidInput(f"an execution's id is printable text of at most {ID_BYTES_MAX} bytes, not {id!r:.60}")
     return id
+
+
+def child_id(parent: str, path: str) -> str:
+    """The id of a child that was given none: the same each time. What would get too long is cut, and told apart by its hash."""
+    id = f"{parent}.{path}"
+    if len(escape(id).encode()) <= ID_BYTES_MAX:
+        return id
+    return f"{parent[:40]}…{hashlib.sha256(id.encode()).hexdigest()[:40]}"
 
 
 def meta_key(id: str) -> str:

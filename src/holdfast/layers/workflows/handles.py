@@ -160,7 +160,11 @@ class ExecutionHandle:
 
     async def log(self) -> list[LogEvent]:
         """What happened to it, in order, with the state that was written."""
-        return [decode(entry.value, LogEvent) async for entry in self._workflows._scan(log_prefix(self.id))]
+        found: list[LogEvent] = []
+        async for entry in self._workflows._scan(log_prefix(self.id)):
+            event = decode(entry.value, LogEvent)
+            found.append(event if event.by else msgspec.structs.replace(event, by=entry.owner))
+        return found
 
     def __repr__(self) -> str:
         return f"<Execution {self.id!r}>"

@@ -22,7 +22,18 @@ import msgspec
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Present, Put, Receipt, VersionIs
-from holdfast.errors import Conflict, Error, LeaseLost, NonDeterminism, TimedOut
+from holdfast.errors import (
+    AccessDenied,
+    Conflict,
+    Damaged,
+    Error,
+    InvalidInput,
+    LeaseLost,
+    NonDeterminism,
+    NotFound,
+    QuotaExceeded,
+    TimedOut,
+)
 from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
 from holdfast.layers.queue_entries import QUEUES, depth_key
@@ -66,6 +77,8 @@ from holdfast.layers.workflows.plan import run_steps
 
 HOLD_MS: Final = 500
 """An execution whose next wait is over so soon is not put aside."""
+HOPELESS: Final = (InvalidInput, AccessDenied, QuotaExceeded, Damaged, NotFound)
+"""Refusals of the store that would be repeated."""
 SHOWN_S: Final = 0.05
 """After so long, that it runs is written down by itself; mostly it is part of the first step's commit. Nothing depends on it."""
 STOP_S_MAX: Final = 10.0
@@ -197,14 +210,22 @@ class Run:
             finally:
                 showing.cancel()
         except (Abandoned, Error) as exc:
-            self._leave(exc)
+            await self._leave(exc)
         finally:
             await self._stop_code()
             await self.journal.stop()
 
-    def _leave(self, exc: BaseException) -> None:
+    async def _leave(self, exc: BaseException) -> None:
+        """This run cannot go on. What another run could not do either pauses the execution, so that somebody looks."""
         cause = exc.__cause__ or exc
         log.info("this run of execution %s is over: %s: %s", self.meta.id, type(cause).__name__, cause)
+        if isinstance(cause, HOPELESS):
+            operations, conditions = self._put_aside(PAUSED, (), None, fault_of(cause))
+            try:
+                await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
+                self.message.committed()
+            except Error as again:
+                log.warning("execution %s cannot even be paused, and is tried again: %s", self.meta.id, again)
 
     async def _claim(self, claim: Parts) -> bool:
         """Take over from the message that this execution was put aside with, unless somebody has."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from holdfast.codec import INT64_MAX, INT64_MIN, decode, encode
 from holdfast.engine import Delete, Increment, Operation, Push, Put
@@ -215,7 +215,14 @@ def _added(before: Write, write: Write) -> Any:
 class State:
     """`ctx.state`: dict-like, and atomic where it says so. Without await where nothing has to be waited for."""
 
-    def __init__(self, buffer: Buffer, written: Callable[[str, Write], None], flush: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        written: Callable[[str, Write], None],
+        flush: Callable[[], Any],
+        declared: type[Any] | None = None,
+    ) -> None:
+        self._declared = declared
         self._buffer = buffer
         self._written = written
         self._flush = flush
@@ -253,9 +260,17 @@ class State:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def typed(self, as_type: type[T]) -> T:
-        """The whole state as a dataclass, TypedDict, pydantic model or msgspec struct."""
-        return decode(encode(self.all()), as_type)
+    @overload
+    def typed(self) -> Any: ...
+    @overload
+    def typed(self, as_type: type[T]) -> T: ...
+
+    def typed(self, as_type: type[Any] | None = None) -> Any:
+        """The whole state as a dataclass, TypedDict, pydantic model or msgspec struct; by default as what the workflow declared."""
+        wanted = as_type or self._declared
+        if wanted is None:
+            raise InvalidInput("name a type, or declare one: @workflow(state=…)")
+        return decode(encode(self.all()), wanted)
 
     # --- writing: buffered, and committed with the step ---
 
