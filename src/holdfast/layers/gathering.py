@@ -66,7 +66,7 @@ class _Keys:
     def allow(self, part: _Part) -> bool:
         """Whether it makes no difference that this one goes with them: numbers are the only thing that they may share."""
         return (
-            True
+            self.written.isdisjoint(part.tested)
             and self.written.isdisjoint(part.written)
             and self.written.isdisjoint(part.added)
             and self.added.isdisjoint(part.tested)
