@@ -44,6 +44,9 @@ from holdfast.layers.schemas import Schemas as _Schemas
 from holdfast.layers.standings import Locks as _Locks
 from holdfast.layers.task_handle import TaskHandle as _TaskHandle
 from holdfast.layers.tasks import Tasks as _Tasks
+from holdfast.layers.workflows.handles import ExecutionHandle as _ExecutionHandle
+from holdfast.layers.workflows.handles import Workflows as _Workflows
+from holdfast.layers.workflows.worker import Worker as _Worker
 from holdfast.space import Space as _Space
 
 T = TypeVar("T")
@@ -188,6 +191,9 @@ PipelineHandle = _blocking(_PipelineHandle, ("id",))
 Message = _blocking(_Message, ("attempts", "id", "queue"))
 Reservation = _blocking(_Reservation)
 DeadLetters = _blocking(_DeadLetters)
+Workflows = _blocking(_Workflows)
+ExecutionHandle = _blocking(_ExecutionHandle, ("id",))
+Worker = _blocking(_Worker, ("concurrency",))
 Space = _blocking(_Space, ("judgement", "records"))
 
 
@@ -237,6 +243,9 @@ _KINDS: dict[type, type[Blocking]] = {
     _Message: Message,
     _Reservation: Reservation,
     _DeadLetters: DeadLetters,
+    _Workflows: Workflows,
+    _ExecutionHandle: ExecutionHandle,
+    _Worker: Worker,
 }
 
 

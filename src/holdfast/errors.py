@@ -23,7 +23,11 @@
     │   └── StorageFull          free some space, then retry
     ├── DurabilityUnavailable    change the server's setting, or ask for less
     ├── OutcomeUnknown           look first: retry with the same request id
-    └── Damaged                  restore from a backup
+    ├── Damaged                  restore from a backup
+    ├── NonDeterminism           run the code that ran before, or mend it
+    ├── StepFailed               handle it in the workflow, or let it fail
+    ├── TimedOut                 wait longer, or do something else
+    └── ExecutionFailed          look at its steps, mend the cause, retry it
 
 A refusal always raises; no call answers with a boolean that can be overlooked. `code` is the name on the wire,
 `http_status` the status over HTTP, `exit_code` what the command line ends with; docs/errors.md lists them.
@@ -320,3 +324,57 @@ class Damaged(Error):
     code = "damaged"
     http_status = 500
     exit_code = 18
+
+
+class NonDeterminism(Error):
+    """A workflow's code, run again, did not call what it had called before. `recorded` and `called` are the two."""
+
+    code = "non_determinism"
+    http_status = 409
+    exit_code = 27
+
+    def __init__(self, message: str, *, recorded: str = "", called: str = "") -> None:
+        super().__init__(message)
+        self.recorded = recorded
+        self.called = called
+
+
+class StepFailed(Error):
+    """A step of a workflow failed in all its attempts. `step`, `kind` and `reason` say which, with what, and why."""
+
+    code = "step_failed"
+    http_status = 500
+    exit_code = 28
+
+    def __init__(self, message: str, *, step: str = "", kind: str = "", reason: str = "", attempts: int = 1) -> None:
+        super().__init__(message)
+        self.step = step
+        self.kind = kind
+        self.reason = reason
+        self.attempts = attempts
+
+
+class TimedOut(Error):
+    """The time that was given for something is over: a step, a whole execution, or what one waited for."""
+
+    code = "timed_out"
+    http_status = 504
+    exit_code = 29
+
+
+class ExecutionFailed(Error):
+    """A workflow's execution has ended without a result. `status` is failed or cancelled, `kind` and `reason` say why."""
+
+    code = "execution_failed"
+    http_status = 500
+    exit_code = 30
+
+    def __init__(
+        self, message: str, *, id: str = "", status: str = "failed", kind: str = "", reason: str = "", step: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.id = id
+        self.status = status
+        self.kind = kind
+        self.reason = reason
+        self.step = step

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.layers.standings import Locks
     from holdfast.layers.tasks import Tasks
     from holdfast.layers.watching import RecordChanges
+    from holdfast.layers.workflows.handles import Workflows
 
 T = TypeVar("T")
 
@@ -305,6 +306,13 @@ class Space:
             duration_ms(dedup_window, name="dedup_window"),
         )
         return Queue(self._scope, self._coordination, name, options)
+
+    @cached_property
+    def workflows(self) -> Workflows:
+        """Code that survives: `await space.workflows.start(research, {…})`, and workers that run it."""
+        from holdfast.layers.workflows.handles import Workflows
+
+        return Workflows(self._scope, self._coordination, lambda: self.blobs)
 
     def _wanted(
         self,

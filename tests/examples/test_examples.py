@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "research_desk.py": [],
     "transactions.py": [],
     "watching.py": [],
+    "workflows.py": [],
 }
 """Every example by name; with what makes a long one short."""
 

@@ -1,8 +1,8 @@
-"""Collecting what lists and sets leave behind.
+"""Collecting what lists and sets leave behind, and executions of workflows.
 
 When the record that stands for a list or set is deleted, replaced or expires, its items become unreachable at once: the
 next list of that name has another id. The collector reads the feed, and removes the items of every id that is no longer
-the record's. It keeps its position in `system/collector`. Removing twice is harmless, so the items go first and the
+the record's. An execution that has expired leaves its journal (`workflows/collecting.py`). It keeps its position in `system/collector`. Removing twice is harmless, so the items go first and the
 position moves after.
 
 Clients that bypass the library write what they like: a record that calls itself a list and names none, keys that no list
@@ -21,6 +21,8 @@ from holdfast.keys import KEY_BYTES_MAX, Subspace, unescape
 from holdfast.layers.batch import LIST, RECORDS, SET
 from holdfast.layers.consumer import Consumer
 from holdfast.layers.records import LISTS, SETS
+from holdfast.layers.workflows.collecting import remove_all, remove_execution
+from holdfast.layers.workflows.entries import EXECUTIONS
 
 POSITION: Final = "system/collector"
 _SUBSPACES: Final = {LIST: LISTS, SET: SETS}
@@ -32,13 +34,16 @@ async def collect(engine: Engine, space: str) -> int:
     cursor, removed = await consumer.load(), 0
     moved = cursor
     try:
-        async for commit in engine.watch(space, RECORDS.root, cursor=cursor, live=False):
+        async for commit in engine.watch(space, RECORDS.root, EXECUTIONS, cursor=cursor, live=False):
             for change in commit.changes:
-                if change.was in _SUBSPACES:
+                if change.key.startswith(EXECUTIONS):
+                    if not change.exists:
+                        removed += await remove_execution(engine, space, change.key[len(EXECUTIONS) :])
+                elif change.was in _SUBSPACES:
                     removed += await _remove_dead(engine, space, _SUBSPACES[change.was], change)
             moved = commit.cursor
     except Compacted:
-        removed += await _collect_all(engine, space)
+        removed += await _collect_all(engine, space) + await remove_all(engine, space)
         found = await engine.spaces(space)
         moved = cursor_at(found[0].revision) if found else cursor
     if moved != cursor:

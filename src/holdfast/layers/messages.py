@@ -178,8 +178,16 @@ class Message:
         now_ms = self._queue.scope.clock.now_ms()
         return self._ending.failed(policy, self.attempts + 1, now_ms)
 
+    def delaying(self, due_ms: int) -> list[Part]:
+        """What puts it off until that instant, as one that never failed, for a batch that has more to write."""
+        return self._ending.delayed(due_ms, 0)
+
+    def releasing(self) -> list[Part]:
+        """What gives it back at once, for a batch that has more to write."""
+        return self._ending.ready()
+
     def committed(self) -> None:
-        """A batch with `acking()` in it was committed."""
+        """A batch with `acking()`, or one of its kind, in it was committed."""
         self._end()
 
     async def ack(self, *parts: Part) -> Receipt:

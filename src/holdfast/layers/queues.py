@@ -275,6 +275,16 @@ class Queue:
         receiver = self._receiver()
         return Message(self, receiver, await receiver.receive(deadline))
 
+    def take_ahead(self, n: int) -> None:
+        """From now on, so many are taken ahead of those that are asked for."""
+        self._receiver().prefetch = min(n, PREFETCH_MAX)
+
+    async def give_back(self) -> None:
+        """Return at once what was taken ahead and has not begun."""
+        receiver = self._receiver()
+        receiver.prefetch = 0
+        await receiver.give_back()
+
     async def consume(self, *, concurrency: int = 1, wait: Duration | None = None) -> AsyncIterator[Message]:
         """Messages as they come, at most so many that are not settled; it ends when none came for `wait` (None: never).
 

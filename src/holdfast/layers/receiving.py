@@ -286,14 +286,14 @@ class Receiver:
         if await sleep_or(clock, clock.now_ms() + LINGER_MS, self._wake):
             return True
         self._stop_watching()
-        await self._empty_hands()
+        await self.give_back()
         if self.held:
             await self._wake.wait()
             return True
         await self._let_go()
         return self._wake.is_set()
 
-    async def _empty_hands(self) -> None:
+    async def give_back(self) -> None:
         """Give back what was taken ahead."""
         while self._ahead:
             entry = self._ahead.popleft()
@@ -334,7 +334,7 @@ class Receiver:
             await asyncio.wait([self._task])
         self._stop_watching()
         self._refuse_all(Unavailable(f"the store was closed; nothing more is taken from queue {self.name!r}"))
-        await self._empty_hands()
+        await self.give_back()
         for message in list(self.held.values()):
             if message is not None:
                 try:

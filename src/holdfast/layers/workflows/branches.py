@@ -1,0 +1,146 @@
+"""Where in its execution a piece of code is: which branch, at which place, with what it has read and written there.
+
+The code of an execution is a tree. Its trunk is the workflow's function; a branch of `ctx.gather` and the body of a step are branches. In
+each, calls are numbered as they are made, and named by their name and how often it was used: `pay#0`, `pay#1`. That is the
+same each time the code runs, whatever ran at the same time. A call that is made where another one is recorded is NonDeterminism.
+
+`Runnable` counts what can go on by itself. When nothing can, because all branches wait for a time, a signal or a child, the
+execution is put aside. Code that waits for tasks it started itself counts as going on: it is not put aside until they are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from holdfast.engine import Operation
+from holdfast.errors import InvalidInput, NonDeterminism
+from holdfast.layers.workflows.journal import Journal
+from holdfast.layers.workflows.state import Buffer, Write
+
+PATH_BYTES_MAX: Final = 512
+"""A path is part of a key, and of the name of what it keeps as a blob."""
+
+
+class Branch:
+    """A piece of code that runs from its beginning to its end, one call after the other."""
+
+    __slots__ = ("attempt", "body", "buffer", "is_step", "ordinals", "path", "position", "randoms", "shared", "task")
+
+    def __init__(self, path: str, journal: Journal, *, is_step: bool = False, attempt: int = 1) -> None:
+        self.path = path
+        self.is_step = is_step
+        self.attempt = attempt
+        self.task: asyncio.Task[Any] | None = None
+        self.position = 0
+        self.ordinals: dict[str, int] = {}
+        self.randoms = 0
+        self.buffer = Buffer(journal.view)
+        self.body = 0
+        """How many writes its own code has made; those of a step are the step's, and not counted."""
+        self.shared: list[Operation] = []
+        """What a step writes for others, to be committed with it."""
+
+    def below(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    def write(self, journal: Journal, key: str, write: Write) -> None:
+        """A write to the state. What the branch's own code wrote in an earlier run is in the store already."""
+        if not self.is_step:
+            self.body += 1
+            number = journal.carried(self.path, self.body)
+            if number is not None:
+                journal.view.apply(key, write, number)
+                return
+        self.buffer.put(key, write)
+
+
+BRANCH: ContextVar[Branch] = ContextVar("holdfast_branch")
+
+
+def here() -> Branch:
+    """The branch whose code is running."""
+    try:
+        return BRANCH.get()
+    except LookupError:
+        raise InvalidInput("ctx is for the code of its workflow, while it runs") from None
+
+
+class Call:
+    """One call of code that is recorded: its path, and its place in its branch."""
+
+    __slots__ = ("branch", "path", "position")
+
+    def __init__(self, branch: Branch, path: str, position: int) -> None:
+        self.branch = branch
+        self.path = path
+        self.position = position
+
+
+def call(journal: Journal, name: str) -> Call:
+    """The next call of the branch whose code is running."""
+    branch = here()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    if branch.task is not None and task is not branch.task:
+        raise InvalidInput(
+            f"{name!r} was called in a task that the workflow's code started by itself, or in a thread: such calls have no "
+            "order that could be repeated. Use await ctx.gather(…) to do several things at the same time"
+        )
+    ordinal = branch.ordinals.get(name, 0)
+    branch.ordinals[name] = ordinal + 1
+    position, branch.position = branch.position, branch.position + 1
+    path = branch.below(f"{name}#{ordinal}")
+    if len(path.encode()) > PATH_BYTES_MAX:
+        raise InvalidInput(f"{path[:60]!r}… is nested too deeply: a path has at most {PATH_BYTES_MAX} bytes")
+    recorded = journal.placed.get((branch.path, position))
+    if recorded is not None and recorded != path:
+        raise NonDeterminism(
+            f"execution {journal.id!r} called {recorded!r} here when it ran before, and calls {path!r} now: its code has changed, "
+            "or is not the same each time. Put changes under `if ctx.version(…)`, and what differs from run to run into steps",
+            recorded=recorded,
+            called=path,
+        )
+    return Call(branch, path, position)
+
+
+class Runnable:
+    """How many pieces of code of one execution can go on by themselves."""
+
+    def __init__(self, idle: Callable[[], None]) -> None:
+        self.count = 1
+        """The trunk."""
+        self._idle = idle
+
+    def more(self, n: int = 1) -> None:
+        self.count += n
+
+    def less(self) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self._idle()
+
+
+class Within:
+    """As long as a call lasts: whoever awaits it does not count, the call does."""
+
+    __slots__ = ("_blocks", "_runnable")
+
+    def __init__(self, runnable: Runnable) -> None:
+        self._runnable = runnable
+        self._blocks = False
+
+    def __enter__(self) -> None:
+        branch = here()
+        self._blocks = branch.task is None or asyncio.current_task() is branch.task
+        if self._blocks:
+            self._runnable.count -= 1  # the call was counted when it was made, so this is never the last
+
+    def __exit__(self, *exc: object) -> None:
+        if self._blocks:
+            self._runnable.count += 1
+        self._runnable.less()

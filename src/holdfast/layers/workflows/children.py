@@ -1,0 +1,137 @@
+"""Children: executions that another one started and waits for.
+
+The commit that starts a child is the one that records, in its parent, that it was started. The commit that ends it tells the parent, by a
+signal named after the step, and wakes it: result and waking are one batch. A parent that is cancelled, or fails, cancels those
+that are left before it ends; a detached child lives its own life.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import decode, encode
+from holdfast.engine import Delete
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.layers.workflows.branches import Call
+from holdfast.layers.workflows.definitions import Definition, definition_of
+from holdfast.layers.workflows.entries import (
+    CANCEL,
+    CHILD,
+    COMPLETED,
+    Execution,
+    Fault,
+    Meta,
+    Outcome,
+    StepRecord,
+    Wait,
+    child_id,
+    execution_key,
+    execution_of,
+    meta_key,
+    raw,
+)
+from holdfast.layers.workflows.journal import Parts
+from holdfast.layers.workflows.mail import sending
+from holdfast.layers.workflows.performing import carry, failed
+from holdfast.layers.workflows.starting import meta_for, starting
+
+if TYPE_CHECKING:
+    from holdfast.layers.workflows.running import Run
+
+
+async def begin_child(
+    run: Run, made: Call, workflow: Any, input: Any, id: str | None, detached: bool, priority: int
+) -> StepRecord:
+    """Start it, and record that."""
+    journal, now = run.journal, run.clock.now_ms()
+    definition: Definition = run.defined(workflow) if isinstance(workflow, str) else definition_of(workflow)
+    child = child_id(run.meta.id, made.path) if id is None else id
+    told = {} if detached else {"parent": run.meta.id, "parent_path": made.path}
+    meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)
+    carried, body, writes = carry(run, made.branch)
+    status = "completed" if detached else "waiting"
+    record = StepRecord(
+        status,
+        made.position,
+        "child",
+        now,
+        now if detached else None,
+        result=raw(child if detached else None, ""),
+        child=child,
+        body=body,
+    )
+    event = journal.event("started child", made.path, None, None, made.branch.path, body if writes else 0, writes)
+    in_line = False
+    while True:
+        operations, conditions = starting(run.queue_of(definition.name), meta, definition.concurrency, in_line=in_line)
+        try:
+            await journal.commit([*carried, *operations, journal.record(made.path, record), event], conditions)
+            return record
+        except Conflict as conflict:
+            if conflict.key == meta_key(child):
+                raise InvalidInput(
+                    f"there is an execution {child!r} already; a child needs an id of its own"
+                ) from conflict
+            if conflict.key is None or not conflict.key.startswith("tallies/slots/"):
+                raise
+            in_line = not in_line
+
+
+async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
+    """Its result, when it has one."""
+    journal = run.journal
+    if record.status == "waiting":
+        letter = await run.receive(Wait("child", made.path, record.child), CHILD + made.path)
+        assert letter is not None  # noqa: S101 - there is no timeout
+        outcome, now = decode(bytes(letter.value), Outcome), run.clock.now_ms()
+        carried, body, writes = carry(run, made.branch)
+        status = "completed" if outcome.status == COMPLETED else "failed"
+        error = outcome.error or (
+            None if status == "completed" else Fault("Cancelled", f"execution {record.child!r} was cancelled")
+        )
+        record = StepRecord(
+            status,
+            made.position,
+            "child",
+            record.started_at,
+            now,
+            result=outcome.result,
+            blob=outcome.blob,
+            error=error,
+            child=record.child,
+            body=body,
+        )
+        kept, needed = run.attaching(outcome.blob, made.path)
+        event = journal.event(
+            f"child {outcome.status}", made.path, error, None, made.branch.path, body if writes else 0, writes
+        )
+        operations = [*carried, *kept, journal.record(made.path, record), Delete(letter.key), event]
+        if needed:
+            await journal.commit(operations, needed)
+        else:
+            journal.stage(operations)
+    if record.status == "failed":
+        raise failed(made.path, record)
+    return await run.result(record)
+
+
+async def telling(run: Run, meta: Meta, outcome: Outcome) -> Parts:
+    """What an execution's end tells its parent. Conflict when the parent moved meanwhile: ask again."""
+    if not meta.parent:
+        return [], []
+    scope = run.scope
+    [entry] = await scope.engine.get(scope.space, [execution_key(meta.parent)])
+    if entry is None or (parent := execution_of(entry)).ended:
+        return [], []
+    return sending(run.queue_of(parent.name), entry, parent, CHILD + meta.parent_path, encode(outcome))
+
+
+async def cancel_children(run: Run) -> None:
+    """Ask those that have not ended to end. Asking twice does no harm."""
+    for record in list(run.journal.records.values()):
+        if record.kind == "child" and record.status == "waiting":
+            await run.control(record.child, CANCEL)
+
+
+def outcome_of(execution: Execution) -> Outcome:
+    return Outcome(execution.status, execution.result, execution.blob, execution.error)

@@ -1,0 +1,274 @@
+"""What is kept of an execution, and under which keys.
+
+    workflows/meta/<id>                  what it is: name, version, input, parent; written once, at the start
+    workflows/executions/<id>            how it stands: status, times, error or result, what it waits for
+    workflows/live/<name>/<id>           there as long as it has not ended: what a listing reads
+    workflows/ended/<name>/<13 digits>/<id>   when it ended, as long as it is kept
+    workflows/line/<name>/<key>/<pp>/<19 digits>  one that waits for another to end (`limits.py`)
+    journal/steps/<id>/<path>            one step: status, attempts, times, result or error
+    journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
+    journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
+    journal/items/<id>/<key>/<generation>/<19 digits>
+    signals/<id>/<name>/<19 digits>      what was sent to it and not taken yet; `~cancel`, `~pause`, `~resume` are for its worker
+    tallies/inbox/<id>                   how much was ever sent to it: what parking is conditional on
+    tallies/status/<name>/<status>       how many are pending, running, paused; how many have completed, failed, been cancelled
+    tallies/slots/<name>/<key>           minus the number of those that are begun, where that is limited
+    shared/<key>                         what workflows share
+
+A path names a step by its name and its ordinal within its parent: `fetch#0`, `check#0/17` (an item of a map), `gather#0/1/pay#0` (in a
+branch). All but `workflows/executions/<id>` is read through it: when that has expired, `collecting.py` removes the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.codec import decode, encode
+from holdfast.engine import Entry
+from holdfast.errors import InvalidInput
+from holdfast.keys import Subspace, check_name, escape
+from holdfast.layers.batch import type_tag
+from holdfast.layers.blobs import BlobRef
+
+WORKFLOWS: Final = Subspace("workflows")
+JOURNAL: Final = Subspace("journal")
+SIGNALS: Final = Subspace("signals")
+TALLIES: Final = Subspace("tallies")
+SHARED: Final = Subspace("shared")
+
+META: Final = WORKFLOWS.prefix("meta")
+EXECUTIONS: Final = WORKFLOWS.prefix("executions")
+LIVE: Final = WORKFLOWS.prefix("live")
+ENDED: Final = WORKFLOWS.prefix("ended")
+INBOX: Final = TALLIES.prefix("inbox")
+
+TYPE: Final = "workflow_execution"
+ID_BYTES_MAX: Final = 256
+FAULT_CHARS_MAX: Final = 2_000
+RESULT_BYTES_MAX: Final = 10_000_000
+"""A larger result is refused: keep such data as a blob, and return its reference."""
+INLINE_BYTES_MAX: Final = 60_000
+"""A larger result becomes a blob: the feed shows values up to about this size."""
+
+PENDING: Final = "pending"
+RUNNING: Final = "running"
+PAUSED: Final = "paused"
+COMPLETED: Final = "completed"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+ENDINGS: Final = (COMPLETED, FAILED, CANCELLED)
+STATUSES: Final = (PENDING, RUNNING, PAUSED, *ENDINGS)
+
+CANCEL: Final = "~cancel"
+PAUSE: Final = "~pause"
+RESUME: Final = "~resume"
+CHILD: Final = "~child:"
+"""Before the path of the step that started it: how a child tells its end."""
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something failed."""
+
+    type: str
+    message: str
+    step: str = ""
+
+
+class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that an execution waits for."""
+
+    kind: str
+    """sleep, signal, child, retry, or slot."""
+    path: str = ""
+    name: str = ""
+    """Of the signal, or the child's id."""
+    until: int | None = None
+
+
+class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an execution is; it never changes."""
+
+    id: str
+    name: str
+    version: str
+    created_at: int
+    input: msgspec.Raw = msgspec.Raw(b"null")
+    config: dict[str, Any] = {}
+    priority: int = 0
+    slot: str | None = None
+    """The key whose limit it counts against."""
+    parent: str = ""
+    parent_path: str = ""
+    detached: bool = False
+
+
+class Execution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an execution stands."""
+
+    id: str
+    name: str
+    status: str
+    updated_at: int
+    started_at: int | None = None
+    ended_at: int | None = None
+    error: Fault | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    blob: BlobRef | None = None
+    message: str = ""
+    """The id of the message that is the right to run it."""
+    rests: str = ""
+    """The key under which that message was left."""
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDINGS
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of one step."""
+
+    status: str
+    """completed, failed, skipped, retrying, waiting."""
+    position: int = -1
+    """Where in its parent it was called."""
+    kind: str = "step"
+    started_at: int | None = None
+    completed_at: int | None = None
+    attempts: int = 1
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    blob: BlobRef | None = None
+    error: Fault | None = None
+    until: int | None = None
+    child: str = ""
+    body: int = 0
+    """How many writes of the code around it, in the same branch, were committed up to it."""
+
+
+class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that happened to an execution."""
+
+    at: int
+    event: str
+    path: str = ""
+    by: str = ""
+    error: Fault | None = None
+    writes: dict[str, Any] = {}
+    """Of the step, by key: what was done to the state."""
+    branch: str = ""
+    body: int = 0
+    """So many writes of this branch's code are in the state from here on."""
+    body_writes: dict[str, Any] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a child ended, as it is told to its parent."""
+
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    blob: BlobRef | None = None
+    error: Fault | None = None
+
+
+def check_execution(id: str) -> str:
+    check_name(id, "execution's id")
+    if len(escape(id).encode()) > ID_BYTES_MAX or not id.isprintable():
+        raise InvalidInput(f"an execution's id is printable text of at most {ID_BYTES_MAX} bytes, not {id!r:.60}")
+    return id
+
+
+def child_id(parent: str, path: str) -> str:
+    """The id of a child that was given none: the same each time. What would get too long is cut, and told apart by its hash."""
+    id = f"{parent}.{path}"
+    if len(escape(id).encode()) <= ID_BYTES_MAX:
+        return id
+    return f"{parent[:40]}…{hashlib.sha256(id.encode()).hexdigest()[:40]}"
+
+
+def meta_key(id: str) -> str:
+    return META + id
+
+
+def execution_key(id: str) -> str:
+    return EXECUTIONS + id
+
+
+def live_key(name: str, id: str) -> str:
+    return WORKFLOWS.key("live", name, id)
+
+
+def ended_key(name: str, at: int, id: str) -> str:
+    return WORKFLOWS.key("ended", name, f"{at:013d}", id)
+
+
+def steps_prefix(id: str) -> str:
+    return JOURNAL.prefix("steps", id)
+
+
+def log_prefix(id: str) -> str:
+    return JOURNAL.prefix("log", id)
+
+
+def data_prefix(id: str) -> str:
+    return JOURNAL.prefix("data", id)
+
+
+def items_prefix(id: str, key: str | None = None, generation: str = "") -> str:
+    return JOURNAL.prefix("items", id) if key is None else JOURNAL.prefix("items", id, key, generation)
+
+
+def signals_prefix(id: str, name: str | None = None) -> str:
+    return SIGNALS.prefix(id) if name is None else SIGNALS.prefix(id, name)
+
+
+def inbox_key(id: str) -> str:
+    return INBOX + id
+
+
+def tally_key(name: str, status: str) -> str:
+    return TALLIES.key("status", name, status)
+
+
+def queue_name(workflow: str) -> str:
+    """The queue of a workflow's runnable executions."""
+    return f"workflows.{workflow}"
+
+
+def tag_of(status: str) -> str:
+    return type_tag(TYPE, status)
+
+
+def meta_of(entry: Entry) -> Meta:
+    return decode(entry.value, Meta)
+
+
+def execution_of(entry: Entry) -> Execution:
+    return decode(entry.value, Execution)
+
+
+def fault_of(error: BaseException, step: str = "") -> Fault:
+    """An exception, as it is kept."""
+    given = getattr(error, "fault", None)
+    if isinstance(given, Fault):
+        return given
+    return Fault(type(error).__name__, _printable(str(error))[:FAULT_CHARS_MAX], step)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def raw(value: Any, what: str) -> msgspec.Raw:
+    """A value as canonical JSON, or InvalidInput that says whose it is."""
+    try:
+        data = encode(value)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{what} cannot be kept: {exc}") from exc
+    if len(data) > RESULT_BYTES_MAX:
+        raise InvalidInput(
+            f"{what} has {len(data):,} bytes; the limit is {RESULT_BYTES_MAX:,}. Keep it with space.blobs and return the reference"
+        )
+    return msgspec.Raw(data)

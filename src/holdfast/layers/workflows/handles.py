@@ -1,0 +1,366 @@
+"""Starting executions, and what can be done about them from outside.
+
+    handle = await space.workflows.start(Research, {"symbol": "MSFT"}, id="msft-2026-11-15")
+    result = await handle.result()
+
+Starting is one commit, and idempotent by id: whoever starts the same again gets the same execution. Everything else is sent to the
+execution (`mail.py`), and done by the worker that has it, or the next one. Waiting for a result follows the feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.codec import decode, encode, integer
+from holdfast.engine import SCAN_MAX, Entry
+from holdfast.errors import Conflict, ExecutionFailed, InvalidInput, NotFound, TimedOut
+from holdfast.ids import new_id
+from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.locks import wait_ms
+from holdfast.layers.queues import Queue
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.definitions import Definition, check_label, definition_of
+from holdfast.layers.workflows.entries import (
+    CANCEL,
+    CANCELLED,
+    COMPLETED,
+    EXECUTIONS,
+    PAUSE,
+    RESUME,
+    SHARED,
+    STATUSES,
+    TALLIES,
+    WORKFLOWS,
+    Execution,
+    LogEvent,
+    Meta,
+    StepRecord,
+    Wait,
+    check_execution,
+    data_prefix,
+    execution_key,
+    execution_of,
+    items_prefix,
+    log_prefix,
+    meta_key,
+    meta_of,
+    queue_name,
+    raw,
+    steps_prefix,
+)
+from holdfast.layers.workflows.retrying import retry_execution
+from holdfast.layers.workflows.sending import send
+from holdfast.layers.workflows.starting import meta_for, starting
+from holdfast.layers.workflows.worker import CONCURRENCY, LEASE_MS, Worker
+
+LIST_MAX: Final = 1_000
+"""Executions that a listing shows unless told otherwise."""
+HISTORY_MAX: Final = 100_000
+
+
+class ExecutionView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an execution stands, as people see it."""
+
+    id: str
+    name: str
+    version: str
+    status: str
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    error: dict[str, str] | None = None
+    waits: tuple[dict[str, Any], ...] = ()
+    parent: str = ""
+    input: Any = None
+    config: dict[str, Any] = {}
+
+
+class ExecutionHandle:
+    """One execution. Made by `space.workflows.start` or `.get`."""
+
+    def __init__(self, workflows: Workflows, id: str) -> None:
+        self._workflows = workflows
+        self._scope = workflows._scope
+        self.id = id
+        """The execution's id."""
+
+    async def status(self) -> ExecutionView:
+        """How it stands; NotFound when there is none, or none any more."""
+        return _view(*await self._read())
+
+    async def _read(self) -> tuple[Execution, Meta]:
+        scope = self._scope
+        entry, meta = await scope.engine.get(scope.space, [execution_key(self.id), meta_key(self.id)])
+        if entry is None or meta is None:
+            raise NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
+        return execution_of(entry), meta_of(meta)
+
+    async def result(self, wait: Duration | None = None) -> Any:
+        """Its result, when it has one; ExecutionFailed if it failed or was cancelled, TimedOut after `wait` (None: never)."""
+        scope, key = self._scope, execution_key(self.id)
+        patience = wait_ms(wait)
+        deadline = None if patience is None else scope.clock.now_ms() + patience
+        execution, _ = await self._read()
+        if not execution.ended and patience != 0:
+            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key) as changed:
+                while True:
+                    changed.clear()
+                    execution, _ = await self._read()
+                    if execution.ended or not await sleep_or(scope.clock, deadline, changed):
+                        break
+        if not execution.ended:
+            raise TimedOut(f"execution {self.id!r} is {execution.status}; it had no result in the time that was waited")
+        if execution.status == COMPLETED:
+            return await self._workflows._value(execution.result, execution.blob)
+        raise _failed(execution)
+
+    async def signal(self, name: str, value: Any = None) -> None:
+        """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended."""
+        check_label(name, "signal's name")
+        await self._send(name, bytes(raw(value, f"the signal {name!r}")))
+
+    async def cancel(self) -> None:
+        """End it: its steps are cancelled, and its children with it. Conflict if it has ended."""
+        await self._send(CANCEL, encode({"by": self._scope.actor}))
+
+    async def pause(self) -> None:
+        """Let it stay where it is, after what runs has been cancelled; a step that was cancelled is done again."""
+        await self._send(PAUSE, encode({"by": self._scope.actor}))
+
+    async def resume(self) -> None:
+        """Let it go on."""
+        await self._send(RESUME, encode({"by": self._scope.actor}))
+
+    async def _send(self, name: str, value: bytes) -> None:
+        await send(self._scope, self._workflows._queue_of, self.id, name, value)
+
+    async def retry(self, from_step: str | None = None) -> None:
+        """Let one that failed or was cancelled try again: what failed, or everything from this step on. The state is taken back with it."""
+        await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
+
+    async def steps(self) -> dict[str, dict[str, Any]]:
+        """What is recorded of each of its steps, by path."""
+        found: dict[str, dict[str, Any]] = {}
+        prefix = steps_prefix(self.id)
+        async for entry in self._workflows._scan(prefix):
+            record = decode(entry.value, StepRecord)
+            found[entry.key[len(prefix) :]] = await self._workflows._shown(record)
+        return found
+
+    async def state(self) -> dict[str, Any]:
+        """Its state, as it is now; from one page of the store, so a running one may be between two commits where it is large."""
+        return await self._workflows._state(self.id)
+
+    async def log(self) -> list[LogEvent]:
+        """What happened to it, in order, with the state that was written."""
+        found: list[LogEvent] = []
+        async for entry in self._workflows._scan(log_prefix(self.id)):
+            event = decode(entry.value, LogEvent)
+            found.append(event if event.by else msgspec.structs.replace(event, by=entry.owner))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Execution {self.id!r}>"
+
+
+class Workflows:
+    """The workflows of a space, as `space.workflows`."""
+
+    def __init__(self, scope: Scope, coordination: Coordination, blobs: Callable[[], Blobs]) -> None:
+        self._scope = scope
+        self._coordination = coordination
+        self._blobs = blobs
+        self._queues: dict[str, Queue] = {}
+
+    async def start(
+        self, workflow: Any, input: Any = None, *, id: str | None = None, priority: int = 0
+    ) -> ExecutionHandle:
+        """Start an execution. One with this id that is there already, of the same workflow, is not started again: its handle is given."""
+        definition = definition_of(workflow)
+        execution = new_id() if id is None else id
+        meta = meta_for(definition, input, execution, self._scope.clock.now_ms(), priority=priority)
+        await self._start(definition, meta)
+        return ExecutionHandle(self, execution)
+
+    async def _start(self, definition: Definition, meta: Meta) -> None:
+        in_line = False
+        while True:
+            operations, conditions = starting(self._queue_of(meta.name), meta, definition.concurrency, in_line=in_line)
+            try:
+                await self._scope.commit(tuple(operations), tuple(conditions))
+                return
+            except Conflict as conflict:
+                if conflict.key == meta_key(meta.id) and conflict.actual is not None:
+                    before = meta_of(conflict.actual)
+                    if before.name != meta.name:
+                        raise InvalidInput(f"execution {meta.id!r} is one of workflow {before.name!r}") from conflict
+                    return
+                if conflict.key is None or not conflict.key.startswith(TALLIES.prefix("slots")):
+                    raise
+                in_line = not in_line  # all slots are taken, or one has come free
+
+    async def get(self, id: str) -> ExecutionHandle:
+        """An execution that was started; NotFound when there is none."""
+        handle = ExecutionHandle(self, check_execution(id))
+        await handle._read()
+        return handle
+
+    def worker(
+        self, workflows: Sequence[Any], *, concurrency: int = CONCURRENCY, lease: Duration | None = None
+    ) -> Worker:
+        """One that runs executions of these workflows, up to so many at a time; `lease` is how soon another takes over when it dies."""
+        lease_ms = LEASE_MS if lease is None else duration_ms(lease, name="lease")
+        return Worker(self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs)
+
+    async def list(
+        self, *, name: str | None = None, status: str | None = None, limit: int = LIST_MAX
+    ) -> Sequence[ExecutionView]:
+        """Executions: those that have not ended; with a status that is an end, those that ended so, the last ones first."""
+        if status is not None and status not in STATUSES:
+            raise InvalidInput(f"a status is one of {', '.join(STATUSES)}, not {status!r}")
+        if type(limit) is not int or not 1 <= limit <= SCAN_MAX:
+            raise InvalidInput(f"a listing shows between 1 and {SCAN_MAX:,} executions, not {limit!r}")
+        names = [name] if name is not None else list(await self._names())
+        found: list[ExecutionView] = []
+        ended = status in (COMPLETED, CANCELLED, "failed")
+        for each in names:
+            prefix = WORKFLOWS.prefix("ended" if ended else "live", each)
+            after: str | None = None
+            while len(found) < limit:
+                page = await self._scope.engine.scan(
+                    self._scope.space, prefix, after=after, limit=min(limit, 1000), reverse=ended
+                )
+                ids = [entry.key[len(prefix) :] for entry in page.entries if not ended or decode(entry.value) == status]
+                found += [
+                    view
+                    for view in await self._views([id.partition("/")[2] if ended else id for id in ids])
+                    if status is None or view.status == status
+                ]
+                if not page.more:
+                    break
+                after = page.entries[-1].key
+        return found[:limit]
+
+    async def counts(self, name: str | None = None) -> dict[str, dict[str, int]]:
+        """By workflow: how many are pending, running, paused, and how many have ever completed, failed, been cancelled."""
+        prefix = TALLIES.prefix("status") if name is None else TALLIES.prefix("status", name)
+        found: dict[str, dict[str, int]] = {}
+        async for entry in self._scan(prefix):
+            _, workflow, status = TALLIES.split(entry.key, 3)
+            found.setdefault(workflow, {})[status] = integer(entry.value) or 0
+        return found
+
+    async def shared(self, key: str, default: Any = None) -> Any:
+        """What workflows share under a key."""
+        [entry] = await self._scope.engine.get(self._scope.space, [SHARED.key(key)])
+        return default if entry is None else decode(entry.value)
+
+    # --- ---
+
+    async def _names(self) -> Sequence[str]:
+        return list(await self.counts())
+
+    async def _views(self, ids: Sequence[str]) -> Sequence[ExecutionView]:
+        keys = [key for id in ids for key in (execution_key(id), meta_key(id))]
+        entries = await self._scope.engine.get(self._scope.space, keys) if keys else []
+        pairs = zip(entries[::2], entries[1::2], strict=True)
+        return [
+            _view(execution_of(one), meta_of(other)) for one, other in pairs if one is not None and other is not None
+        ]
+
+    def _queue_of(self, name: str) -> Queue:
+        if name not in self._queues:
+            self._queues[name] = Queue(self._scope, self._coordination, queue_name(name))
+        return self._queues[name]
+
+    async def _value(self, value: msgspec.Raw, blob: BlobRef | None) -> Any:
+        return decode(bytes(value) if blob is None else await self._blobs().read(blob))
+
+    async def _shown(self, record: StepRecord) -> dict[str, Any]:
+        shown: dict[str, Any] = {"status": record.status, "kind": record.kind, "attempts": record.attempts}
+        for name in ("started_at", "completed_at", "until"):
+            if (at := getattr(record, name)) is not None:
+                shown[name] = as_datetime(at)
+        if record.error is not None:
+            shown["error"] = msgspec.to_builtins(record.error)
+        if record.child:
+            shown["child"] = record.child
+        if record.status == "completed":
+            shown["result"] = await self._value(record.result, record.blob)
+        return shown
+
+    async def _state(self, id: str) -> dict[str, Any]:
+        prefix, found = data_prefix(id), dict[str, Any]()
+        async for entry in self._scan(prefix):
+            key = entry.key[len(prefix) :]
+            if not entry.tag:
+                found[key] = decode(entry.value)
+                continue
+            chunks = [
+                item
+                async for chunk in self._scan(items_prefix(id, key, decode(entry.value, str)))
+                for item in decode(chunk.value, list)
+            ]
+            if entry.tag == "set":
+                chunks = [decode(member) for member in sorted({encode(item) for item in chunks})]
+            found[key] = chunks
+        return found
+
+    async def _scan(self, prefix: str) -> AsyncIterator[Entry]:
+        after: str | None = None
+        while True:
+            page = await self._scope.engine.scan(self._scope.space, prefix, after=after, limit=1000)
+            for entry in page.entries:
+                yield entry
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+
+def _view(execution: Execution, meta: Meta) -> ExecutionView:
+    def at(instant: int | None) -> datetime | None:
+        return None if instant is None else as_datetime(instant)
+
+    return ExecutionView(
+        meta.id,
+        meta.name,
+        meta.version,
+        execution.status,
+        as_datetime(meta.created_at),
+        as_datetime(execution.updated_at),
+        at(execution.started_at),
+        at(execution.ended_at),
+        None if execution.error is None else msgspec.to_builtins(execution.error),
+        tuple(_wait(wait) for wait in execution.waits),
+        meta.parent,
+        decode(bytes(meta.input)),
+        meta.config,
+    )
+
+
+def _wait(wait: Wait) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(wait)
+    if wait.until is not None:
+        shown["until"] = as_datetime(wait.until)
+    return shown
+
+
+def _failed(execution: Execution) -> ExecutionFailed:
+    if execution.status == CANCELLED:
+        return ExecutionFailed(f"execution {execution.id!r} was cancelled", id=execution.id, status=CANCELLED)
+    fault = execution.error
+    kind, reason = ("", "") if fault is None else (fault.type, fault.message)
+    return ExecutionFailed(
+        f"execution {execution.id!r} failed: {kind}: {reason}",
+        id=execution.id,
+        kind=kind,
+        reason=reason,
+        step="" if fault is None else fault.step,
+    )

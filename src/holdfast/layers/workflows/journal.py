@@ -1,0 +1,363 @@
+"""What an execution has done, and the commits by which it does more.
+
+A journal is read when a worker takes an execution: its records by path, what the log says each step wrote. While it runs, whatever
+happens is staged as an effect (result, state, event: the operations that belong together) and sent with the others that were
+staged in the same moment, as one batch. Every batch is conditional on the reservation: on the message that is the right to run this
+execution standing under this worker's lease. A worker that lost it writes nothing any more.
+
+No step begins before everything staged before it is durable (`settled`). The code between steps goes on meanwhile: it has no
+effects of its own, so if it comes to its end, or has to wait, that is part of the same commit as the last step's result.
+
+How it fails. A refused condition of one effect is that effect's, and the others go without it. Whatever else goes wrong ends this run of
+the execution, not the execution: `Abandoned` goes through all its code, and whoever has the message next reads the journal anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+from holdfast.codec import decode, encode
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Condition, Entry, Operation, Present, Push, Put, Receipt
+from holdfast.errors import Conflict, LeaseLost, Unavailable
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.entries import (
+    Fault,
+    LogEvent,
+    StepRecord,
+    data_prefix,
+    execution_key,
+    log_prefix,
+    steps_prefix,
+)
+from holdfast.layers.workflows.state import View, Write
+
+GATHERED_MAX: Final = OPERATIONS_MAX - 24
+"""Operations of effects in one batch; the rest is for what begins or ends a run."""
+GATHERED_BYTES_MAX: Final = 1_000_000
+BODY: Final = "~body"
+"""Instead of a step's name: how much of a branch's own writes were committed without a step."""
+
+Parts = tuple[list[Operation], list[Condition]]
+
+
+class Abandoned(BaseException):
+    """This run of the execution is over; the execution is not. Not an Exception, so that no step takes it for a failure."""
+
+
+class Effect:
+    """What belongs together in one commit."""
+
+    __slots__ = ("conditions", "operations", "reply", "size")
+
+    def __init__(
+        self, operations: list[Operation], conditions: list[Condition], reply: asyncio.Future[Receipt] | None
+    ) -> None:
+        self.operations = operations
+        self.conditions = conditions
+        self.reply = reply
+        self.size = sum(len(op.value) for op in operations if isinstance(op, Put | Push))
+
+
+class Journal:
+    """The journal of one execution, in the hands of the worker that runs it."""
+
+    def __init__(self, scope: Scope, id: str, right: str) -> None:
+        self.scope = scope
+        self.id = id
+        self.right = right
+        """The key of the reserved message."""
+        self.records: dict[str, StepRecord] = {}
+        self.placed: dict[tuple[str, int], str] = {}
+        """Which step was called where: by branch and position."""
+        self.last: dict[str, int] = {}
+        """By branch: the last position that is recorded."""
+        self.view = View()
+        self.opening: Callable[[], Parts] | None = None
+        """What the first commit of this run adds: that it runs."""
+        self.opened: Callable[[Receipt], None] | None = None
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._steps = steps_prefix(id)
+        self._log = log_prefix(id)
+        self._written: dict[str, list[tuple[int, dict[str, Write]]]] = {}
+        self._carried: dict[str, list[tuple[int, int]]] = {}
+        self._staged: deque[Effect] = deque()
+        self._closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None = None
+        self._opens = False
+        self._task: asyncio.Task[None] | None = None
+
+    # --- reading ---
+
+    async def load(self) -> None:
+        """Read what was done before."""
+        async for entry in self._pages(self._steps):
+            self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
+        prefix, written = data_prefix(self.id), False
+        async for entry in self._pages(prefix):
+            written = True
+            if entry.tag:
+                self.view.generations[entry.key[len(prefix) :]] = decode(entry.value, str)
+        if not written and not any(record.body for record in self.records.values()):
+            return  # no state was ever written: the log has nothing that replay needs
+        async for entry in self._pages(self._log):
+            event = decode(entry.value, LogEvent)
+            number = self.view.next()
+            if event.event == "retried":
+                for path in event.writes:
+                    self._written.pop(path, None)
+                continue
+            if event.writes:
+                self._written.setdefault(event.path, []).append((number, event.writes))
+            if event.body:
+                self._carried.setdefault(event.branch, []).append((event.body, number))
+        self.view.settled = self.view.number
+
+    async def _pages(self, prefix: str) -> AsyncIterator[Entry]:
+        after: str | None = None
+        while True:
+            page = await self.scope.engine.scan(self.scope.space, prefix, after=after, limit=SCAN_MAX)
+            for entry in page.entries:
+                yield entry
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    def _remember(self, path: str, record: StepRecord) -> None:
+        self.records[path] = record
+        if record.position >= 0:
+            branch = path.rpartition("/")[0]
+            self.placed[branch, record.position] = path
+            self.last[branch] = max(record.position, self.last.get(branch, -1))
+
+    def visit(self, path: str) -> StepRecord | None:
+        """The record of a step that the code has come to; what it wrote is in the state from here on."""
+        if self._written and (writes := self._written.pop(path, None)) is not None:
+            for number, written in writes:
+                for key, write in written.items():
+                    self.view.apply(key, write, number)
+        return self.records.get(path)
+
+    def carried(self, branch: str, ordinal: int) -> int | None:
+        """The number of a write that a branch's own code makes again; None if it was not committed."""
+        for upto, number in self._carried.get(branch, ()):
+            if upto >= ordinal:
+                return number
+        return None
+
+    # --- writing ---
+
+    def record(self, path: str, record: StepRecord) -> Put:
+        """Remember a step, and what writes it down."""
+        self._remember(path, record)
+        return Put(self._steps + path, encode(record))
+
+    def event(
+        self,
+        event: str,
+        path: str = "",
+        error: Fault | None = None,
+        writes: dict[str, Write] | None = None,
+        branch: str = "",
+        body: int = 0,
+        body_writes: dict[str, Write] | None = None,
+    ) -> Push:
+        told = LogEvent(
+            self.scope.clock.now_ms(), event, path, "", error, writes or {}, branch, body, body_writes or {}
+        )
+        return Push(self._log, encode(told))
+
+    def writing(self, writes: dict[str, Write]) -> list[Operation]:
+        """State that is written: as operations, and in the view."""
+        if not writes:
+            return []
+        operations = self.view.operations(self.id, writes)
+        number = self.view.next()
+        for key, write in writes.items():
+            self.view.apply(key, write, number)
+        return operations
+
+    def stage(self, operations: Iterable[Operation], conditions: Iterable[Condition] = ()) -> None:
+        """To be committed with whatever else is staged; `settled` tells when."""
+        self._stage(Effect(list(operations), list(conditions), None))
+
+    async def commit(self, operations: Iterable[Operation], conditions: Iterable[Condition] = ()) -> Receipt:
+        """The same, and wait for it; a refusal of these conditions is raised here."""
+        reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        self._stage(Effect(list(operations), list(conditions), reply))
+        return await self._answer(reply)
+
+    def close(self, parts: Callable[[], Parts]) -> asyncio.Future[Receipt]:
+        """What ends this run, to go with the last of what is staged. Made when it is sent."""
+        reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        self._closing = (parts, reply)
+        self._start()
+        return reply
+
+    async def _answer(self, reply: asyncio.Future[Receipt]) -> Receipt:
+        try:
+            return await reply
+        except Conflict:
+            raise
+        except Exception as exc:
+            raise Abandoned from exc
+
+    def _stage(self, effect: Effect) -> None:
+        if self.failure is not None:
+            raise Abandoned from self.failure
+        self._staged.append(effect)
+        self._start()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._send_all())
+
+    def open(self) -> None:
+        """Say that it runs, if no commit has said so yet."""
+        if self.opening is not None and self.failure is None and self._closing is None:
+            self._opens = True
+            self._start()
+
+    async def settled(self) -> None:
+        """Return when everything staged so far is durable."""
+        if self.failure is not None:
+            raise Abandoned from self.failure
+        if self._task is not None:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._staged.append(Effect([], [], waiting))  # type: ignore[arg-type]
+            try:
+                await waiting
+            except Exception as exc:
+                raise Abandoned from exc
+
+    async def _send_all(self) -> None:
+        try:
+            while self._staged or self._closing is not None or self._opens:
+                await self._send()
+        except asyncio.CancelledError:
+            self._fail(Unavailable("the worker was stopped"))
+            raise
+        except Exception as exc:
+            self._fail(exc)
+        finally:
+            self._task = None
+
+    async def _send(self) -> None:
+        group: list[Effect] = []
+        operations = size = 0
+        while self._staged:
+            effect = self._staged[0]
+            operations += len(effect.operations)
+            size += effect.size
+            if group and (operations > GATHERED_MAX or size > GATHERED_BYTES_MAX):
+                break
+            group.append(self._staged.popleft())
+        closing = None
+        if not self._staged and self._closing is not None:
+            closing, self._closing = self._closing, None
+        try:
+            await self._send_group(group, closing)
+        except BaseException:
+            self._put_back(group, closing)  # to be told
+            raise
+
+    async def _send_group(
+        self, group: list[Effect], closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None
+    ) -> None:
+        told, self._opens = self._opens, False
+        opens = closing is None and self.opening is not None
+        some = any(effect.operations or effect.conditions for effect in group)
+        first: Parts = ([], [])
+        if closing is not None:
+            first = closing[0]()
+        elif self.opening is not None and (some or told):
+            first = self.opening()
+        if not first[0] and not some:
+            for effect in group:
+                _reply(effect, Receipt(0, 0))
+            return
+        operations = [op for effect in group for op in effect.operations] + first[0]
+        conditions: list[Condition] = [Present(self.right)]
+        for effect in group:
+            conditions += effect.conditions
+        conditions += first[1]
+        try:
+            receipt = await self.scope.commit(tuple(operations), tuple(dict.fromkeys(conditions)))
+        except Conflict as conflict:
+            await self._refused(conflict, group, closing)
+            return
+        self.opening, opened = None, self.opened if opens else None
+        if opened is not None:
+            opened(receipt)
+        places = 0
+        for effect in group:
+            _reply(
+                effect, Receipt(receipt.version, receipt.at, receipt.results[places : places + len(effect.operations)])
+            )
+            places += len(effect.operations)
+        if closing is not None and not closing[1].done():
+            closing[1].set_result(receipt)
+
+    async def _refused(
+        self,
+        conflict: Conflict,
+        group: list[Effect],
+        closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None,
+    ) -> None:
+        if conflict.key in (self.right, execution_key(self.id)):
+            raise LeaseLost(f"execution {self.id!r} is not this worker's any more; nothing was written") from conflict
+        if closing is not None:  # it goes without its end, and who wanted the end looks again
+            if not closing[1].done():
+                closing[1].set_exception(conflict)
+            if group:
+                await self._send_group(group, None)
+            return
+        if len(group) == 1:
+            effect = group[0]
+            if effect.reply is None:
+                raise conflict
+            if not effect.reply.done():
+                effect.reply.set_exception(conflict)
+            return
+        for effect in group:
+            await self._send_group([effect], None)
+
+    def _put_back(
+        self, group: list[Effect], closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None
+    ) -> None:
+        self._staged.extendleft(reversed(group))
+        if closing is not None:
+            self._closing = closing
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more is written in this run."""
+        if self.failure is None:
+            self.failure = error
+        for effect in self._staged:
+            if effect.reply is not None and not effect.reply.done():
+                effect.reply.set_exception(self.failure)
+                effect.reply.exception()
+        self._staged.clear()
+        if self._closing is not None and not self._closing[1].done():
+            self._closing[1].set_exception(self.failure)
+            self._closing[1].exception()  # whoever wants to know asks; nobody may
+        self._closing = None
+        self.on_failure()
+
+    def lose(self, error: LeaseLost) -> None:
+        """The reservation is known to be gone: nothing that is tried could be written."""
+        self._fail(error)
+
+    async def stop(self) -> None:
+        """Send nothing more; what is under way may or may not be committed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._fail(Unavailable("the worker was stopped"))
+
+
+def _reply(effect: Effect, receipt: Receipt) -> None:
+    if effect.reply is not None and not effect.reply.done():
+        effect.reply.set_result(receipt)

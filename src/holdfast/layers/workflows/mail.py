@@ -1,0 +1,109 @@
+"""What was sent to an execution: signals, the ends of its children, and what its worker is to do.
+
+Sending is one commit: the entry under `signals/<id>/<name>/`, one more in the inbox's count, and a message that wakes the execution if
+it was put aside, all on condition that it stands as it was read. An execution is put aside on condition that the count is as its
+worker read it. So either the worker sees what came, or who sends sees that nobody is awake.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.engine import (
+    SCAN_MAX,
+    Absent,
+    Condition,
+    Entry,
+    Increment,
+    Operation,
+    Push,
+    VersionIs,
+)
+from holdfast.layers.queues import Queue, split
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.entries import (
+    CANCEL,
+    PAUSED,
+    SIGNALS,
+    Execution,
+    execution_key,
+    inbox_key,
+    signals_prefix,
+)
+from holdfast.layers.workflows.journal import Parts
+
+SIGNALS_MAX: Final = SCAN_MAX
+"""Of one execution that are read at a time; the rest when those were taken."""
+
+
+class Letter(NamedTuple):
+    """One thing that was sent."""
+
+    key: str
+    value: msgspec.Raw
+
+
+def sending(
+    queue: Queue, entry: Entry, execution: Execution, name: str, value: bytes, *, wake: bool | None = None
+) -> Parts:
+    """Send it to an execution that stands as it was read."""
+    operations: list[Operation] = [
+        Push(signals_prefix(execution.id, name), value),
+        Increment(inbox_key(execution.id), 1),
+    ]
+    conditions: list[Condition] = [VersionIs(execution_key(execution.id), entry.version)]
+    if needs_waking(execution, name) if wake is None else wake:
+        waking, needed = split(queue.putting({"execution": execution.id}))
+        operations += waking
+        conditions += needed
+    return operations, conditions
+
+
+def needs_waking(execution: Execution, name: str) -> bool:
+    """Whether somebody has to be told: it was put aside, and not to wait for its turn."""
+    if any(wait.kind == "slot" for wait in execution.waits):
+        return name == CANCEL
+    return bool(execution.waits) or execution.status == PAUSED
+
+
+class Mail:
+    """What an execution has received and not taken, as its worker knows it."""
+
+    def __init__(self, scope: Scope, id: str) -> None:
+        self._scope = scope
+        self._id = id
+        self._letters: dict[str, deque[Letter]] = {}
+        self._known: set[str] = set()
+        self.unchanged: Condition = Absent(inbox_key(id))
+        """What holds as long as nothing more has come."""
+
+    async def read(self, inbox: Entry | None = None) -> None:
+        """Look at what came. The count is read before what it counts."""
+        scope = self._scope
+        if inbox is None:
+            [inbox] = await scope.engine.get(scope.space, [inbox_key(self._id)])
+        if inbox is None:
+            return
+        page = await scope.engine.scan(scope.space, signals_prefix(self._id), limit=SIGNALS_MAX)
+        self.unchanged = VersionIs(inbox.key, inbox.version)
+        for entry in page.entries:
+            if entry.key not in self._known:
+                self._known.add(entry.key)
+                name = SIGNALS.split(entry.key, 3)[1]
+                self._letters.setdefault(name, deque()).append(Letter(entry.key, msgspec.Raw(entry.value)))
+
+    def has(self, name: str) -> bool:
+        return bool(self._letters.get(name))
+
+    def take(self, name: str) -> Letter | None:
+        """The first of this name; whoever takes it deletes it."""
+        letters = self._letters.get(name)
+        return letters.popleft() if letters else None
+
+    def all(self, *names: str) -> list[Letter]:
+        """Those of these names, in the order in which they were sent."""
+        found = [letter for name in names for letter in self._letters.get(name, ())]
+        return sorted(found, key=lambda letter: letter.key.rpartition("/")[2])

@@ -1,0 +1,288 @@
+"""Doing a step: run it, record it, try it again, give it up.
+
+A step's result, what it wrote to the state, and the event are one effect of the journal. What it wrote before it failed is forgotten
+with the attempt. A failed attempt is recorded, so that attempts are counted over crashes too; the pause before the next one is
+a wait like any other, and a long one puts the execution aside.
+
+An item of a map is done the same way, under the map's path and the item's number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.clock import sleep_or
+from holdfast.codec import decode, encode
+from holdfast.engine import Condition, Operation
+from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
+from holdfast.layers.blobs import BlobRef
+from holdfast.layers.workflows.branches import BRANCH, Branch
+from holdfast.layers.workflows.definitions import ONCE, Retry
+from holdfast.layers.workflows.entries import INLINE_BYTES_MAX, Fault, StepRecord, Wait, fault_of, raw
+from holdfast.layers.workflows.journal import BODY
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from holdfast.layers.workflows.running import Run
+
+STALE_MAX: Final = 1_000
+"""How often a parallel task is run again because what it read was changed meanwhile."""
+
+
+class Task:
+    """What is to be done, and how: a step, or an item of a map."""
+
+    __slots__ = (
+        "args",
+        "branch",
+        "function",
+        "kind",
+        "on_error",
+        "path",
+        "position",
+        "retry",
+        "timeout_ms",
+        "with_ctx",
+    )
+
+    def __init__(
+        self,
+        branch: Branch,
+        path: str,
+        position: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        kind: str = "step",
+        retry: Retry = ONCE,
+        timeout_ms: int | None = None,
+        on_error: Callable[..., Any] | None = None,
+        with_ctx: str = "",
+    ) -> None:
+        self.branch = branch
+        """In which it was called."""
+        self.path = path
+        self.position = position
+        self.function = function
+        self.args = args
+        self.kind = kind
+        self.retry = retry
+        self.timeout_ms = timeout_ms
+        self.on_error = on_error
+        self.with_ctx = with_ctx
+
+
+@lru_cache(maxsize=4096)
+def takes_ctx(function: Callable[..., Any]) -> str:
+    """How a step's function wants ctx: "first", by "name", or not at all."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ""
+    for number, parameter in enumerate(parameters):
+        if parameter.name == "ctx":
+            first = number == 0 and parameter.kind is not parameter.KEYWORD_ONLY
+            return "first" if first else "name"
+    return ""
+
+
+async def perform(run: Run, task: Task) -> Any:
+    """The step's result: recorded, or by doing it. StepFailed when all attempts have failed."""
+    journal = run.journal
+    record = journal.visit(task.path)
+    if record is not None and record.kind != task.kind:
+        raise NonDeterminism(
+            f"{task.path!r} of execution {journal.id!r} was a {record.kind} when it ran before, and is a {task.kind} now",
+            recorded=f"{record.kind} {task.path}",
+            called=f"{task.kind} {task.path}",
+        )
+    if record is not None and record.status in ("completed", "skipped"):
+        return await run.result(record)
+    if record is not None and record.status == "failed":
+        raise failed(task.path, record)
+    failures = record.attempts if record is not None else 0
+    due = record.until if record is not None else None
+    stale = 0
+    while True:
+        if due is not None:
+            await run.wait(Wait("retry", task.path, until=due))
+        await journal.settled()
+        started_at = run.clock.now_ms()
+        branch = Branch(task.path, journal, is_step=True, attempt=failures + 1)
+        try:
+            value = await _attempt(run, task, branch)
+            result = raw(value, f"the result of step {task.path!r}")
+            if (key := branch.buffer.stale()) is not None:
+                stale += 1
+                if stale > STALE_MAX:
+                    raise StepFailed(
+                        f"{key!r} was changed by others each of {STALE_MAX:,} times that it was read and set"
+                    )
+                due = None
+                continue
+        except NonDeterminism:
+            raise
+        except Exception as exc:
+            failures += 1
+            fault = fault_of(exc, task.path)
+            if failures < task.retry.attempts and isinstance(exc, task.retry.on) and not isinstance(exc, InvalidInput):
+                due = run.clock.now_ms() + task.retry.pause_ms(failures)
+                pausing = StepRecord(
+                    "retrying", task.position, task.kind, started_at, None, failures, error=fault, until=due
+                )
+                journal.stage([journal.record(task.path, pausing), journal.event("retrying", task.path, fault)])
+                continue
+            return await _give_up(run, task, started_at, failures, fault, exc)
+        await _complete(run, task, branch, started_at, failures + 1, result)
+        return decode(bytes(result))
+
+
+async def _attempt(run: Run, task: Task, branch: Branch) -> Any:
+    if task.timeout_ms is None:
+        return await _call(run, task, branch)
+    running = asyncio.get_running_loop().create_task(_call(run, task, branch))
+    over = asyncio.Event()
+    running.add_done_callback(lambda _: over.set())
+    try:
+        await sleep_or(run.clock, run.clock.now_ms() + task.timeout_ms, over)
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+            raise TimedOut(f"step {task.path!r} took longer than {task.timeout_ms / 1000:g} s")
+        return running.result()
+    finally:
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def _call(run: Run, task: Task, branch: Branch) -> Any:
+    """Run the function as a branch of its own. One that is not async runs in a thread."""
+    branch.task = asyncio.current_task()
+    token = BRANCH.set(branch)
+    try:
+        args, named = task.args, {}
+        how = task.with_ctx or takes_ctx(task.function)
+        if how == "first":
+            args = (run.context, *args)
+        elif how == "name":
+            named = {"ctx": run.context}
+        if inspect.iscoroutinefunction(task.function):
+            return await task.function(*args, **named)
+        context = contextvars.copy_context()
+        work = asyncio.get_running_loop().run_in_executor(
+            run.threads, lambda: context.run(task.function, *args, **named)
+        )
+        value = await work
+        return await value if inspect.isawaitable(value) else value
+    finally:
+        BRANCH.reset(token)
+
+
+async def _complete(
+    run: Run, task: Task, branch: Branch, started_at: int, attempts: int, result: msgspec.Raw, event: str = "completed"
+) -> None:
+    journal = run.journal
+    now, status = run.clock.now_ms(), "skipped" if event == "skipped" else "completed"
+    blob: BlobRef | None = None
+    operations: list[Operation] = []
+    conditions: list[Condition] = []
+    if len(bytes(result)) > INLINE_BYTES_MAX:
+        blob, part = await run.keep(bytes(result), task.path)
+        operations += part.operations
+        conditions += part.conditions
+        result = raw(None, "")
+    writes, shared = branch.buffer.take(), branch.shared
+    carried, body, body_writes = carry(run, task.branch)
+    operations += carried
+    operations += journal.writing(writes)
+    operations += shared
+    record = StepRecord(
+        status, task.position, task.kind, started_at, now, attempts, result=result, blob=blob, body=body
+    )
+    operations.append(journal.record(task.path, record))
+    operations.append(
+        journal.event(event, task.path, None, writes, task.branch.path, body if body_writes else 0, body_writes)
+    )
+    if blob is None:
+        journal.stage(operations, conditions)
+    else:
+        await journal.commit(operations, conditions)
+
+
+def carry(run: Run, branch: Branch) -> tuple[list[Operation], int, dict[str, Any]]:
+    """What the code of a branch wrote since its last commit, to go with this one."""
+    if branch.is_step:
+        return [], 0, {}
+    writes = branch.buffer.take() if branch.buffer.writes else {}
+    return run.journal.writing(writes), branch.body, writes
+
+
+def flush(run: Run, branch: Branch) -> list[Operation]:
+    """What a branch wrote, to be committed without a step."""
+    journal = run.journal
+    if branch.is_step:
+        writes, shared = branch.buffer.take(), branch.shared
+        branch.shared = []
+        if not writes and not shared:
+            return []
+        return [*journal.writing(writes), *shared, journal.event("flushed", branch.path, None, writes)]
+    if not branch.buffer.writes:
+        return []
+    operations, body, writes = carry(run, branch)
+    record = journal.record(branch.below(BODY), StepRecord("completed", kind="body", body=body))
+    return [*operations, record, journal.event("flushed", "", None, None, branch.path, body, writes)]
+
+
+async def _give_up(run: Run, task: Task, started_at: int, attempts: int, fault: Fault, exc: Exception) -> Any:
+    """All attempts failed: the error handler's result counts, or the failure is recorded."""
+    journal = run.journal
+    if task.on_error is not None:
+        branch = Branch(task.path, journal, is_step=True, attempt=attempts)
+        handler = Task(task.branch, task.path, task.position, task.on_error, (run.context, exc), with_ctx="none")
+        try:
+            result = raw(await _call(run, handler, branch), f"the result of the error handler of {task.path!r}")
+        except Exception as again:
+            fault = fault_of(again, task.path)
+        else:
+            await _complete(run, task, branch, started_at, attempts, result, "handled")
+            return decode(bytes(result))
+    carried, body, body_writes = carry(run, task.branch)
+    record = StepRecord(
+        "failed", task.position, task.kind, started_at, run.clock.now_ms(), attempts, error=fault, body=body
+    )
+    written = journal.event("failed", task.path, fault, None, task.branch.path, body if body_writes else 0, body_writes)
+    journal.stage([*carried, journal.record(task.path, record), written])
+    raise failed(task.path, record) from exc
+
+
+def failed(path: str, record: StepRecord) -> StepFailed:
+    """The error of a recorded failure: the same when it happens and when it is replayed."""
+    fault = record.error or Fault("Error", "")
+    times = "" if record.attempts == 1 else f" {record.attempts} times"
+    return StepFailed(
+        f"step {path!r} failed{times}: {fault.type}: {fault.message}",
+        step=path,
+        kind=fault.type,
+        reason=fault.message,
+        attempts=record.attempts,
+    )
+
+
+async def skip(run: Run, task: Task) -> None:
+    """Record that a step is not done."""
+    record = run.journal.visit(task.path)
+    if record is None:
+        branch = Branch(task.path, run.journal, is_step=True)
+        await _complete(run, task, branch, run.clock.now_ms(), 0, raw(None, ""), "skipped")
+
+
+def json_copy(value: Any) -> Any:
+    """What code gets is what it would get from the store."""
+    return decode(encode(value))

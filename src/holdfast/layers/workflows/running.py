@@ -1,0 +1,590 @@
+"""One run of one execution: from the message that allows it to its end, or to where it has to wait.
+
+The code runs in a task; beside it, this looks after what comes from outside: signals, the time, being paused or cancelled, the
+worker's own end. When all branches of the code wait, and not just for a moment, the execution is put aside by one commit: the record
+says what it waits for, and the message moves from the reservation to where it comes back by itself when the first wait is over. Without
+a time there is no message until somebody sends one. Then the task is cancelled: what it was is in the journal.
+
+How it fails. A worker that lost its reservation is refused by the store, and stops; so does one whose store cannot be reached. Code
+that does not repeat itself (NonDeterminism) pauses the execution, with the error, so that it can go on with other code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from holdfast.clock import Clock, sleep_or
+from holdfast.codec import decode, encode
+from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Present, Put, Receipt, VersionIs
+from holdfast.errors import (
+    AccessDenied,
+    Conflict,
+    Damaged,
+    Error,
+    InvalidInput,
+    LeaseLost,
+    NonDeterminism,
+    NotFound,
+    QuotaExceeded,
+    TimedOut,
+)
+from holdfast.layers.blobs import BlobRef, Blobs, Part
+from holdfast.layers.messages import Message
+from holdfast.layers.queue_entries import QUEUES, depth_key
+from holdfast.layers.queues import Queue, split
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
+from holdfast.layers.workflows.children import cancel_children, outcome_of, telling
+from holdfast.layers.workflows.context import Context
+from holdfast.layers.workflows.definitions import Definition
+from holdfast.layers.workflows.entries import (
+    CANCEL,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INLINE_BYTES_MAX,
+    PAUSE,
+    PAUSED,
+    PENDING,
+    RESUME,
+    RUNNING,
+    TYPE,
+    Execution,
+    Fault,
+    Meta,
+    StepRecord,
+    Wait,
+    ended_key,
+    execution_key,
+    fault_of,
+    live_key,
+    raw,
+    steps_prefix,
+    tag_of,
+    tally_key,
+)
+from holdfast.layers.workflows.journal import Abandoned, Journal, Parts
+from holdfast.layers.workflows.limits import LINE, leaving
+from holdfast.layers.workflows.mail import Letter, Mail
+from holdfast.layers.workflows.performing import flush
+from holdfast.layers.workflows.plan import run_steps
+
+HOLD_MS: Final = 500
+"""An execution whose next wait is over so soon is not put aside."""
+HOPELESS: Final = (InvalidInput, AccessDenied, QuotaExceeded, Damaged, NotFound)
+"""Refusals of the store that would be repeated."""
+SHOWN_S: Final = 0.05
+"""After so long, that it runs is written down by itself; mostly it is part of the first step's commit. Nothing depends on it."""
+STOP_S_MAX: Final = 10.0
+"""How long code that was cancelled may take to end; it is left alone then, and can write nothing."""
+TRIES_MAX: Final = 1_000
+"""How often an end is tried again because a parent or a line changed in the same moment."""
+
+log = logging.getLogger("holdfast.workflows")
+
+
+class Host(Protocol):
+    """What a run needs of its worker."""
+
+    scope: Scope
+    threads: Executor | None
+
+    def queue_of(self, name: str) -> Queue: ...
+    def defined(self, name: str) -> Definition: ...
+    def blobs(self) -> Blobs: ...
+    async def control(self, id: str, what: str) -> None: ...
+
+
+class Run:
+    """One run. Made by a worker that has taken the message of an execution."""
+
+    def __init__(
+        self, host: Host, definition: Definition, message: Message, meta: Meta, entry: Entry, execution: Execution
+    ) -> None:
+        self.scope = host.scope
+        self.clock: Clock = host.scope.clock
+        self.threads = host.threads
+        self.queue_of: Callable[[str], Queue] = host.queue_of
+        self.defined: Callable[[str], Definition] = host.defined
+        self.control = host.control
+        self.definition = definition
+        self.message = message
+        self.meta = meta
+        self.execution = execution
+        self.journal = Journal(host.scope, meta.id, message.key)
+        self.mail = Mail(host.scope, meta.id)
+        self.runnable = Runnable(self._idle)
+        self.branches: set[Branch] = set()
+        self.news = asyncio.Event()
+        self.over = asyncio.Event()
+        """Set by its worker when this run is over."""
+        self.context = Context(self)
+        self._host = host
+        self._version = entry.version
+        self._next: Execution | None = None
+        """How it is going to stand when what is being sent was committed."""
+        self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str]] = {}
+        self._parking: asyncio.Future[Receipt] | None = None
+        self._ending = False
+        self._mailed = False
+        self._stopping = False
+        self._main: asyncio.Task[None] | None = None
+        self.journal.opening = self._opening
+        self.journal.opened = self._opened
+        self.journal.on_failure = self.news.set
+
+    # --- for the code ---
+
+    async def wait(self, wait: Wait) -> None:
+        """Return when its time has come."""
+        await self.receive(wait)
+
+    async def receive(self, wait: Wait, name: str = "") -> Letter | None:
+        """What is waited for: a letter of this name; None when its time has come first."""
+        name = name or wait.name
+        if name and (letter := self.mail.take(name)) is not None:
+            return letter
+        if wait.until is not None and wait.until <= self.clock.now_ms():
+            return None
+        answer: asyncio.Future[Letter | None] = asyncio.get_running_loop().create_future()
+        self._waits[answer] = wait, name
+        if wait.until is not None:
+            self.news.set()  # there is a time to look at
+        try:
+            self.runnable.less()
+            return await answer
+        except asyncio.CancelledError:
+            if not answer.done() or answer.cancelled():
+                self.runnable.more()
+            raise
+        finally:
+            self._waits.pop(answer, None)
+
+    async def result(self, record: StepRecord) -> Any:
+        """What a step gave."""
+        if record.blob is None:
+            return decode(bytes(record.result))
+        return decode(await self._host.blobs().read(record.blob))
+
+    async def keep(self, data: bytes, path: str) -> tuple[BlobRef, Part]:
+        """Keep a large result as a blob; gives what refers to it."""
+        try:
+            ref = await self._host.blobs().put(data)
+        except Error as exc:
+            raise Abandoned from exc
+        return ref, self._host.blobs().attach(ref, self._holder(path))
+
+    def attaching(self, ref: BlobRef | None, path: str) -> Parts:
+        """A reference of one's own to what a child has kept."""
+        if ref is None:
+            return [], []
+        part = self._host.blobs().attach(ref, self._holder(path))
+        return list(part.operations), list(part.conditions)
+
+    def _holder(self, path: str) -> str:
+        return steps_prefix(self.meta.id) + path
+
+    # --- its life ---
+
+    async def run(self, *, fresh: bool, claim: Parts | None) -> None:
+        """Run it until it ends, waits, or must be left to another."""
+        try:
+            if claim is not None and not await self._claim(claim):
+                return
+            if not fresh:
+                await self.journal.load()
+            if await self._obey():
+                return
+            loop = asyncio.get_running_loop()
+            showing = loop.call_later(SHOWN_S, self.journal.open)
+            self._main = loop.create_task(self._run_code())
+            self._main.add_done_callback(lambda _: self.news.set())
+            try:
+                await self._look_after(self._main)
+            finally:
+                showing.cancel()
+        except (Abandoned, Error) as exc:
+            await self._leave(exc)
+        finally:
+            await self._stop_code()
+            await self.journal.stop()
+
+    async def _leave(self, exc: BaseException) -> None:
+        """This run cannot go on. What another run could not do either pauses the execution, so that somebody looks."""
+        cause = exc.__cause__ or exc
+        log.info("this run of execution %s is over: %s: %s", self.meta.id, type(cause).__name__, cause)
+        if isinstance(cause, HOPELESS):
+            operations, conditions = self._put_aside(PAUSED, (), None, fault_of(cause))
+            try:
+                await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
+                self.message.committed()
+            except Error as again:
+                log.warning("execution %s cannot even be paused, and is tried again: %s", self.meta.id, again)
+
+    async def _claim(self, claim: Parts) -> bool:
+        """Take over from the message that this execution was put aside with, unless somebody has."""
+        if self.execution.status == PAUSED and not self.mail.all(CANCEL, RESUME):
+            await self.message.ack()  # what woke it must wait as well
+            return False
+        operations, conditions = self._opening()
+        try:
+            receipt = await self.scope.commit(
+                (*claim[0], *operations), (Present(self.message.key), *claim[1], *conditions)
+            )
+        except Conflict:
+            await self.message.ack()
+            return False
+        self._opened(receipt)
+        self.journal.opening = None
+        return True
+
+    async def give_up(self, fault: Fault) -> None:
+        """Fail it without running it."""
+        try:
+            await self.journal.load()
+            await self._end(FAILED, None, fault)
+        finally:
+            await self.journal.stop()
+
+    async def put_off(self, ms: int, version: str) -> None:
+        """Offer it again after a while, to somebody who has newer code."""
+        waits = (Wait("code", name=version, until=self.clock.now_ms() + ms),)
+        operations, conditions = self._put_aside(self.execution.status, waits, waits[0].until, self.execution.error)
+        await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
+        self.message.committed()
+
+    async def _look_after(self, main: asyncio.Task[None]) -> None:
+        while True:
+            self.news.clear()
+            if self._parking is not None:
+                if self._parking.done() and await self._parked(self._parking):
+                    return
+            elif main.done():
+                if not main.cancelled() and (error := main.exception()) is not None:
+                    raise error
+                return
+            elif self.journal.failure is not None:
+                raise Abandoned from self.journal.failure
+            elif not self._ending:
+                if self._stopping:
+                    await self._hand_over()
+                    return
+                if self._mailed:
+                    self._mailed = False
+                    await self.mail.read()
+                    if await self._obey():
+                        return
+                    self._distribute()
+                if self._over():
+                    await self._stop_code()
+                    timeout = TimedOut(f"the execution took longer than {(self.definition.timeout_ms or 0) / 1000:g} s")
+                    await self._end(FAILED, None, fault_of(timeout))
+                    return
+                self._tick()
+            if not self.news.is_set():
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Until there is something to look at."""
+        at = self._deadline()
+        if self._parking is None and not self._ending:
+            times = [wait.until for wait, _ in self._waits.values() if wait.until is not None]
+            if times:
+                at = min(*times, at) if at is not None else min(times)
+        if at is None or self._parking is not None or self._ending:
+            await self.news.wait()
+        else:
+            await sleep_or(self.clock, at, self.news)
+
+    def _deadline(self) -> int | None:
+        timeout = self.definition.timeout_ms
+        return None if timeout is None else (self.execution.started_at or self.clock.now_ms()) + timeout
+
+    def _over(self) -> bool:
+        deadline = self._deadline()
+        return deadline is not None and deadline <= self.clock.now_ms()
+
+    def _tick(self) -> None:
+        """Those whose time has come go on."""
+        now = self.clock.now_ms()
+        for answer, (wait, _) in list(self._waits.items()):
+            if wait.until is not None and wait.until <= now:
+                self._go_on(answer, None)
+
+    def _distribute(self) -> None:
+        """Those for whom something has come go on."""
+        for answer, (_, name) in list(self._waits.items()):
+            if name and not answer.done() and (letter := self.mail.take(name)) is not None:
+                self._go_on(answer, letter)
+
+    def _go_on(self, answer: asyncio.Future[Letter | None], letter: Letter | None) -> None:
+        if not answer.done():
+            self._waits.pop(answer, None)
+            self.runnable.more()
+            answer.set_result(letter)
+
+    def mailed(self) -> None:
+        """Something was sent to it."""
+        self._mailed = True
+        self.news.set()
+
+    def lose(self) -> None:
+        """Its message is not under this lease any more."""
+        self.journal.lose(LeaseLost(f"the lease under which execution {self.meta.id!r} ran has ended"))
+
+    def stop(self) -> None:
+        """The worker ends: leave it to another, at once."""
+        self._stopping = True
+        self.news.set()
+
+    # --- the code ---
+
+    async def _run_code(self) -> None:
+        trunk = Branch("", self.journal)
+        trunk.task = asyncio.current_task()
+        self.branches.add(trunk)
+        BRANCH.set(trunk)
+        definition = self.definition
+        try:
+            if definition.steps:
+                result = await run_steps(self, definition)
+            elif definition.takes_input:
+                result = await definition.target(self.context, self.context.input)
+            else:
+                result = await definition.target(self.context)
+            value = raw(result, f"the result of execution {self.meta.id!r}")
+        except NonDeterminism as exc:
+            await self._pause(fault_of(exc))
+        except Exception as exc:
+            await self._end(FAILED, None, fault_of(exc))
+        else:
+            await self._end(COMPLETED, value, None)
+
+    async def _stop_code(self) -> None:
+        main = self._main
+        if main is None or main.done() or main is asyncio.current_task():
+            return
+        main.cancel()
+        _, left = await asyncio.wait([main], timeout=STOP_S_MAX)
+        if left:
+            log.warning("the code of execution %s does not end; it can write nothing any more", self.meta.id)
+        elif not main.cancelled() and (error := main.exception()) is not None and not isinstance(error, Abandoned):
+            log.info("the code of execution %s ended with %r when it was cancelled", self.meta.id, error)
+
+    # --- how it stands ---
+
+    def _opening(self) -> Parts:
+        """It runs: what the first commit of a run says, if that was not known."""
+        was = self.execution
+        if was.status == RUNNING and was.message == self.message.id and not was.waits:
+            self._next = None
+            return [], []
+        now = self.clock.now_ms()
+        place = was.rests if was.rests.startswith(LINE) else ""  # whether it still stands there, its end will look
+        self._next = Execution(
+            was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id, rests=place
+        )
+        return self._moving(self._next)
+
+    def _moving(self, to: Execution, ttl_ms: int | None = None) -> Parts:
+        """From how it stands to how it is going to, if nobody else has moved it."""
+        was = self.execution
+        operations: list[Operation] = [Put(execution_key(to.id), encode(to), ttl_ms, tag_of(to.status))]
+        if was.status != to.status:
+            operations += [Increment(tally_key(to.name, was.status), -1), Increment(tally_key(to.name, to.status), 1)]
+        return operations, [VersionIs(execution_key(to.id), self._version)]
+
+    def _opened(self, receipt: Receipt) -> None:
+        if self._next is not None:
+            self.execution, self._version = self._next, receipt.version
+
+    # --- being put aside ---
+
+    def _idle(self) -> None:
+        """Nothing of its code can go on by itself."""
+        if self._ending or self._parking is not None or self._stopping or self.journal.failure is not None:
+            return
+        self.news.set()
+        if not self._waits:
+            return
+        due = min((wait.until for wait, _ in self._waits.values() if wait.until is not None), default=None)
+        if due is not None and due - self.clock.now_ms() <= HOLD_MS:
+            return
+        self._flush_all()
+        self._parking = self.journal.close(self._aside)
+        self._parking.add_done_callback(lambda _: self.news.set())
+
+    def _flush_all(self) -> None:
+        for branch in list(self.branches):
+            if operations := flush(self, branch):
+                self.journal.stage(operations)
+
+    def _aside(self) -> Parts:
+        waits = tuple(wait for wait, _ in self._waits.values())
+        times = [wait.until for wait in waits if wait.until is not None]
+        if (deadline := self._deadline()) is not None:
+            times.append(deadline)
+        return self._put_aside(RUNNING, waits[:WAITS_SHOWN_MAX], min(times, default=None), None)
+
+    def _put_aside(self, status: str, waits: tuple[Wait, ...], due: int | None, fault: Fault | None) -> Parts:
+        """Let go of the message until it is due; for good if it never is."""
+        was, now = self.execution, self.clock.now_ms()
+        parts = self.message.acking() if due is None else self.message.delaying(due)
+        operations, conditions = split(parts)
+        rests = next((op.key for op in operations if isinstance(op, Put)), "")
+        self._next = Execution(
+            was.id,
+            was.name,
+            status,
+            now,
+            was.started_at if status == PENDING else was.started_at or now,
+            error=fault,
+            message="" if due is None else self.message.id,
+            rests=rests,
+            waits=waits,
+        )
+        moving, needed = self._moving(self._next)
+        return [*operations, *moving], [*conditions, *needed, self.mail.unchanged]
+
+    async def _parked(self, parking: asyncio.Future[Receipt]) -> bool:
+        """Whether it was put aside; if something has come in the meantime, it goes on."""
+        self._parking = None
+        try:
+            parking.result()
+        except Conflict:
+            await self.mail.read()
+            if await self._obey():
+                return True
+            self._distribute()
+            self._tick()
+            if self.runnable.count == 0:
+                self._idle()
+            return False
+        except Error as exc:
+            raise Abandoned from exc
+        self.message.committed()
+        return True
+
+    async def _pause(self, fault: Fault | None) -> None:
+        """Stay where it is until somebody says that it goes on."""
+        self._ending = True
+        letters = self.mail.all(PAUSE, RESUME)
+
+        def parts() -> Parts:
+            operations, conditions = self._put_aside(PAUSED, (), None, fault)
+            if fault is not None:
+                operations.append(self.journal.event("paused", error=fault))
+            else:
+                operations.append(self.journal.event("paused"))
+            return [*operations, *(Delete(letter.key) for letter in letters)], conditions[:-1]
+
+        await self._close(parts)
+        self.message.committed()
+
+    async def _close(self, parts: Callable[[], Parts]) -> None:
+        try:
+            await self.journal.close(parts)
+        except Conflict:
+            raise
+        except Error as exc:
+            raise Abandoned from exc
+
+    async def _hand_over(self) -> None:
+        """Give the message back, so that another worker goes on at once."""
+        await self._stop_code()
+        self._ending = True
+        self._flush_all()
+
+        def parts() -> Parts:
+            operations, conditions = split(self.message.releasing())
+            return list(operations), list(conditions)
+
+        await self._close(parts)
+        self.message.committed()
+
+    async def _obey(self) -> bool:
+        """Do what was asked of the worker: whether that was the end of this run."""
+        if not self.mail.all(CANCEL, PAUSE, RESUME):
+            return False
+        if self.mail.has(CANCEL):
+            await self._stop_code()
+            await self._end(CANCELLED, None, None)
+            return True
+        is_paused = self.mail.all(PAUSE, RESUME)[-1].key.split("/")[2] == PAUSE
+        if is_paused:
+            await self._stop_code()
+            await self._pause(None)
+            return True
+        for name in (PAUSE, RESUME):
+            while (letter := self.mail.take(name)) is not None:
+                self.journal.stage([Delete(letter.key)])
+        return False
+
+    # --- its end ---
+
+    async def _end(self, status: str, value: msgspec.Raw | None, fault: Fault | None) -> None:
+        """Result, what its parent is told, and the end of its message are one commit."""
+        self._ending = True
+        self._flush_all()
+        if status != COMPLETED:
+            await cancel_children(self)
+        blob: BlobRef | None = None
+        kept = Part((), ())
+        if value is not None and len(bytes(value)) > INLINE_BYTES_MAX:
+            blob, kept = await self.keep(bytes(value), "~result")
+            value = None
+        was = self.execution
+        for _ in range(TRIES_MAX):
+            now = self.clock.now_ms()
+            self._next = Execution(
+                was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
+            )
+            to = self._next
+            telling_parts = await telling(self, self.meta, outcome_of(to))
+            slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
+            try:
+                await self._close(lambda: self._ended(to, kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
+            except Conflict:
+                continue
+            self.message.committed()
+            return
+        raise Abandoned
+
+    def _ended(self, to: Execution, kept: Part, *others: Parts) -> Parts:
+        ttl_ms = self.scope.retention.ttl_ms(TYPE, to.status)
+        operations, conditions = self._moving(to, ttl_ms)
+        acking, needed = split(self.message.acking())
+        if to.blob is not None:
+            operations.append(self.journal.record("~result", StepRecord("completed", kind="result", blob=to.blob)))
+        operations += [
+            Delete(live_key(to.name, to.id)),
+            Put(ended_key(to.name, to.ended_at or 0, to.id), encode(to.status), ttl_ms),
+            self.journal.event(to.status, error=to.error),
+            *kept.operations,
+            *acking,
+        ]
+        conditions += [*kept.conditions, *needed]
+        for more, needs in others:
+            operations += more
+            conditions += needs
+        return operations, conditions
+
+
+WAITS_SHOWN_MAX: Final = 100
+"""Of what an execution waits for, as much is shown."""
+
+
+def taken_over(execution: Execution) -> Parts:
+    """What ends the message that an execution was put aside with, on condition that nobody has it."""
+    if not execution.rests.startswith(QUEUES.prefix("delayed")):
+        return [], []
+    queue = QUEUES.split(execution.rests, 3)[1]
+    operations: list[Operation] = [Delete(execution.rests), Increment(depth_key(queue, "delayed"), -1)]
+    conditions: list[Condition] = [Present(execution.rests)]
+    return operations, conditions

@@ -1,0 +1,352 @@
+"""The state of an execution: what its steps write for each other, and for whoever looks.
+
+While an execution runs, its state is in memory (`View`): one worker at a time has it, so reads need no round trip and `ctx.state["n"]`
+works without await. What a step writes is buffered (`Buffer`) and becomes part of the commit that records its result; a step that
+fails has written nothing, so whatever it counted is counted once however often it is tried.
+
+A parallel task that read a key and then sets it was right about it only if nobody else has set it meanwhile: its stamp is
+compared when the task is done, and the task is run again if it was wrong. Counters, lists and sets just add up.
+
+When an execution is resumed, its code runs again from the beginning and must see what it saw. So the view begins empty, and what the log
+says a step wrote is applied when the code comes to that step; the code's own writes are applied as it makes them. Each write
+has the number it has in the log, and of two the later one counts, in whatever order branches come to theirs.
+
+In the store a key is `journal/data/<id>/<key>`; a list or set has the tag `list` or `set` there, the value is the name of
+its present generation, and what was added by one commit is one chunk under `journal/items/`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar, overload
+
+from holdfast.codec import INT64_MAX, INT64_MIN, decode, encode
+from holdfast.engine import Delete, Increment, Operation, Push, Put
+from holdfast.errors import InvalidInput
+from holdfast.ids import new_id
+from holdfast.keys import check_name
+from holdfast.layers.workflows.entries import JOURNAL, items_prefix
+
+KEY_BYTES_MAX: Final = 256
+KEYS_MAX: Final = 40
+"""Keys that one commit writes; each is at most two operations of its batch."""
+ADDED_MAX: Final = 64
+"""So many additions to a number are remembered one by one, when they may be followed by an earlier write."""
+ITEMS_MAX: Final = 100_000
+"""Of a list or set in memory."""
+
+SET: Final = "set"
+DELETE: Final = "delete"
+ADD: Final = "add"
+APPEND: Final = "append"
+JOIN: Final = "join"
+
+T = TypeVar("T")
+Write = list[Any]
+"""[kind, payload]: what is done to one key, as the log keeps it."""
+
+
+class Cell:
+    """One key of the view."""
+
+    __slots__ = ("added", "changes", "chunks", "kind", "number", "value")
+
+    def __init__(self) -> None:
+        self.kind = ""
+        """"" when it is absent; set, append (a list), or join (a set)."""
+        self.number = 0
+        """Of the write that it has its value, or its kind, from."""
+        self.changes = 0
+        """How often it was changed in this run: what a task that read it compares."""
+        self.value: bytes = b""
+        self.added: list[tuple[int, int]] = []
+        """What was added to the value, by the number of the write."""
+        self.chunks: list[tuple[int, list[Any]]] = []
+
+    def read(self) -> Any:
+        if self.kind == SET:
+            value: Any = decode(self.value)
+            return value + sum(delta for _, delta in self.added) if self.added else value
+        if self.kind == APPEND:
+            return decode(encode([item for _, chunk in self.chunks for item in chunk]))
+        members = {encode(member): None for _, chunk in self.chunks for member in chunk}
+        return [decode(member) for member in sorted(members)]
+
+
+class View:
+    """The state of one execution, as its code sees it."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.number = 0
+        """Of the last write; those of the log come first."""
+        self.generations: dict[str, str] = {}
+        """Of lists and sets: under which name what they hold is kept."""
+        self.settled = 0
+        """The number of the last write of the log: what comes after is not replayed, and comes in order."""
+
+    def next(self) -> int:
+        self.number += 1
+        return self.number
+
+    def cell(self, key: str) -> Cell | None:
+        cell = self.cells.get(key)
+        return None if cell is None or not cell.kind else cell
+
+    def changes(self, key: str) -> int:
+        cell = self.cells.get(key)
+        return 0 if cell is None else cell.changes
+
+    def apply(self, key: str, write: Write, number: int) -> None:
+        """Do what a write says, if no later one has settled the matter."""
+        kind, payload = write
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = Cell()
+        if number < cell.number:
+            return
+        cell.changes += 1
+        if kind == ADD:
+            if cell.kind != SET:
+                cell.kind, cell.value, cell.added = SET, b"0", []
+            cell.added.append((number, payload))
+            if len(cell.added) > ADDED_MAX and number >= self.settled:
+                cell.value, cell.added = b"%d" % cell.read(), []
+        elif kind in (APPEND, JOIN):
+            if cell.kind != kind:
+                cell.kind, cell.chunks, cell.number = kind, [], number
+            insort(cell.chunks, (number, payload), key=lambda chunk: chunk[0])
+        else:
+            cell.kind, cell.value = (SET, encode(payload)) if kind == SET else ("", b"")
+            cell.number, cell.added = number, [each for each in cell.added if each[0] > number]
+
+    def operations(self, id: str, writes: dict[str, Write]) -> list[Operation]:
+        """What the store is told, to be asked before the writes are applied here."""
+        found: list[Operation] = []
+        for key, (kind, payload) in writes.items():
+            name = JOURNAL.key("data", id, key)
+            if kind == SET:
+                found.append(Put(name, encode(payload)))
+            elif kind == DELETE:
+                found.append(Delete(name))
+            elif kind == ADD:
+                cell = self.cell(key)
+                found.append(
+                    Increment(name, payload) if cell is None or cell.kind == SET else Put(name, encode(payload))
+                )
+            else:
+                cell = self.cell(key)
+                if cell is None or cell.kind != kind:
+                    self.generations[key] = new_id()
+                    tag = "list" if kind == APPEND else "set"
+                    found.append(Put(name, encode(self.generations[key]), tag=tag))
+                found.append(Push(items_prefix(id, key, self.generations[key]), encode(payload)))
+        return found
+
+
+class Buffer:
+    """What one step, or the code between steps, has read and written and not committed."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.writes: dict[str, Write] = {}
+        self.read: dict[str, int] = {}
+
+    def value(self, key: str) -> Any:
+        """What this buffer's owner sees under the key; raises KeyError if that is nothing."""
+        write = self.writes.get(key)
+        if write is not None and write[0] in (SET, DELETE):
+            if write[0] == DELETE:
+                raise KeyError(key)
+            return decode(encode(write[1]))
+        cell = self.view.cell(key)
+        self.read.setdefault(key, self.view.changes(key))
+        if write is None:
+            if cell is None:
+                raise KeyError(key)
+            return cell.read()
+        below = None if cell is None else cell.read()
+        if write[0] == ADD:
+            return (0 if below is None else below) + write[1]
+        found = [*(below if isinstance(below, list) else []), *decode(encode(write[1]))]
+        if write[0] == JOIN:
+            return [decode(member) for member in sorted({encode(member) for member in found})]
+        return found
+
+    def put(self, key: str, write: Write) -> None:
+        """Add a write to those of the same key."""
+        kind, payload = write
+        before = self.writes.get(key)
+        if before is None and len(self.writes) >= KEYS_MAX:
+            raise InvalidInput(
+                f"a step writes at most {KEYS_MAX} keys of its state at a time; call ctx.state.flush() in between"
+            )
+        if kind in (SET, DELETE) or before is None:
+            self.writes[key] = write
+        elif before[0] == kind and kind == ADD:
+            self.writes[key] = [ADD, before[1] + payload]
+        elif before[0] == kind:
+            self.writes[key] = [kind, [*before[1], *payload]]
+        else:
+            self.writes[key] = [SET, _added(before, write)]
+
+    def stale(self) -> str | None:
+        """A key that was read and is set, and that another has set meanwhile."""
+        for key, write in self.writes.items():
+            if write[0] in (SET, DELETE) and self.read.get(key, self.view.changes(key)) != self.view.changes(key):
+                return key
+        return None
+
+    def take(self) -> dict[str, Write]:
+        """Hand over what was written; what is written from here on is a new buffer's."""
+        writes, self.writes, self.read = self.writes, {}, {}
+        return writes
+
+
+def _added(before: Write, write: Write) -> Any:
+    """A value that was set in this buffer, and then added to."""
+    base = None if before[0] == DELETE else before[1]
+    if write[0] == ADD:
+        return (base or 0) + write[1]
+    return [*(base or []), *write[1]]
+
+
+class State:
+    """`ctx.state`: dict-like, and atomic where it says so. Without await where nothing has to be waited for."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        written: Callable[[str, Write], None],
+        flush: Callable[[], Any],
+        declared: type[Any] | None = None,
+    ) -> None:
+        self._declared = declared
+        self._buffer = buffer
+        self._written = written
+        self._flush = flush
+
+    # --- reading ---
+
+    def __getitem__(self, key: str) -> Any:
+        return self._buffer.value(_key(key))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or the default; a copy, which may be changed without changing the state."""
+        try:
+            return self._buffer.value(_key(key))
+        except KeyError:
+            return default
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The values of those keys that there are."""
+        return {key: self[key] for key in keys if key in self}
+
+    def all(self) -> dict[str, Any]:
+        """The whole state."""
+        return {key: self[key] for key in self}
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self._buffer.value(_key(key))
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(key for key in {*self._buffer.view.cells, *self._buffer.writes} if key in self))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def typed(self) -> Any: ...
+    @overload
+    def typed(self, as_type: type[T]) -> T: ...
+
+    def typed(self, as_type: type[Any] | None = None) -> Any:
+        """The whole state as a dataclass, TypedDict, pydantic model or msgspec struct; by default as what the workflow declared."""
+        wanted = as_type or self._declared
+        if wanted is None:
+            raise InvalidInput("name a type, or declare one: @workflow(state=…)")
+        return decode(encode(self.all()), wanted)
+
+    # --- writing: buffered, and committed with the step ---
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._written(_key(key), [SET, decode(encode(value))])
+
+    def set(self, key: str, value: Any) -> None:
+        """The same as `state[key] = value`."""
+        self[key] = value
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Set several keys; each is replaced as a whole, and no other is touched."""
+        for key, value in values.items():
+            self[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self._buffer.value(_key(key))
+        self._written(key, [DELETE, None])
+
+    async def increment(self, key: str, delta: int = 1) -> int:
+        """Add to a number and give the sum, as far as it is known here; other tasks may add at the same time."""
+        if type(delta) is not int or not INT64_MIN <= delta <= INT64_MAX:
+            raise InvalidInput(f"{delta!r:.60} is not a signed 64-bit integer")
+        before = self._peek(key, 0)
+        if type(before) is not int or not INT64_MIN <= before + delta <= INT64_MAX:
+            raise InvalidInput(f"{key!r} of the state is no 64-bit integer, or would be none; it cannot be incremented")
+        self._written(key, [ADD, delta])
+        return before + delta
+
+    async def append_to_list(self, key: str, *values: Any) -> None:
+        """Add to the end of a list, together and in this order."""
+        self._gather(key, APPEND, values)
+
+    async def add_to_set(self, key: str, *members: Any) -> None:
+        """Add members to a set; it is read as a list without doubles, in the order of their JSON."""
+        self._gather(key, JOIN, members)
+
+    async def flush(self) -> None:
+        """Commit what is buffered, now. What is done again after a crash or a failure is then added again: look at the state first."""
+        await self._flush()
+
+    def _gather(self, key: str, kind: str, values: tuple[Any, ...]) -> None:
+        cell = self._buffer.view.cell(_key(key))
+        write = self._buffer.writes.get(key)
+        given: list[Any] = decode(encode(list(values)))
+        if (cell is not None and cell.kind not in (kind, SET)) or (
+            write is not None and write[0] not in (kind, SET, DELETE)
+        ):
+            raise InvalidInput(
+                f"{key!r} of the state is a {'set' if kind == APPEND else 'list'}, and cannot be added to like this"
+            )
+        if (write is None and cell is not None and cell.kind == SET) or (write is not None and write[0] == SET):
+            before = self._peek(key, None)
+            if not isinstance(before, list):
+                raise InvalidInput(f"{key!r} of the state is no list, and cannot be added to")
+            added = given if kind == APPEND else [each for each in given if each not in before]
+            self._written(key, [SET, [*before, *added]])
+            return
+        if cell is not None and sum(len(chunk) for _, chunk in cell.chunks) + len(given) > ITEMS_MAX:
+            raise InvalidInput(f"a list or set of the state has at most {ITEMS_MAX:,} items; keep so many as records")
+        if given:
+            self._written(key, [kind, given])
+
+    def _peek(self, key: str, default: Any) -> Any:
+        """Look without having read: adding is right whatever others do meanwhile."""
+        known = dict(self._buffer.read)
+        try:
+            return self.get(key, default)
+        finally:
+            self._buffer.read = known
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidInput(f"a key of the state is text, not {type(key).__name__}")
+    check_name(key, "key of the state")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise InvalidInput(f"a key of the state has at most {KEY_BYTES_MAX} bytes; {key[:40]!r}… has more")
+    return key

@@ -1,0 +1,324 @@
+"""Workers: any number of them, on any machine that reaches the store, run executions of the workflows they know.
+
+    async with space.workflows.worker([Research, approve_trade], concurrency=50):
+        ...
+
+A worker takes messages from the queue of each of its workflows, `workflows.<name>`. A message names an execution, and having it reserved is
+the right to run it; executions of workflows that nobody knows wait in their queue, and are seen there. What a message allows depends on
+how the execution stands:
+
+    pending, or put aside with this message    run it
+    put aside with another message, or none    take over, if that message still lies where it was left
+    running, ended, not there                  the message is not needed: drop it
+
+One watch of the feed tells a worker what was sent to those it runs. A clean stop gives every message back at once; a worker that dies loses
+its lease, 10 s by default, and whoever comes next goes on. An execution in whose hands DEATHS_MAX workers died in a row is failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Final
+
+from holdfast.engine import cursor_at
+from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost, NotFound
+from holdfast.layers.blobs import Blobs
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.messages import Message
+from holdfast.layers.queues import Options, Queue
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.definitions import Definition, is_older, registry
+from holdfast.layers.workflows.entries import (
+    CANCEL,
+    INBOX,
+    PAUSED,
+    PENDING,
+    Execution,
+    Fault,
+    execution_key,
+    execution_of,
+    inbox_key,
+    meta_key,
+    meta_of,
+    queue_name,
+)
+from holdfast.layers.workflows.journal import Parts
+from holdfast.layers.workflows.limits import LINE
+from holdfast.layers.workflows.running import Run, taken_over
+from holdfast.layers.workflows.sending import send
+
+LEASE_MS: Final = 10_000
+CONCURRENCY: Final = 50
+CONCURRENCY_MAX: Final = 10_000
+THREADS_MAX: Final = 64
+AHEAD_MAX: Final = 32
+"""Messages taken ahead, while there is room to run them."""
+RETRY_MS: Final = 200
+DEATHS_MAX: Final = 20
+OLD_CODE_MS: Final = 5_000
+"""After what time an execution of a newer version is offered again, to whoever has that."""
+
+log = logging.getLogger("holdfast.workflows")
+
+
+class Worker:
+    """Runs executions. Made by `space.workflows.worker`; `async with worker:`, or `await worker.run()`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        coordination: Coordination,
+        workflows: Sequence[Any],
+        concurrency: int,
+        lease_ms: int,
+        blobs: Callable[[], Blobs],
+    ) -> None:
+        if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise InvalidInput(f"concurrency is between 1 and {CONCURRENCY_MAX:,}, not {concurrency!r}")
+        self.scope = scope
+        self.workflows = registry(workflows)
+        self.concurrency = concurrency
+        self.threads: Executor | None = None
+        self.blobs = blobs
+        self._coordination = coordination
+        self._options = Options(lease_ms, "release", "release", "release")
+        self._queues: dict[str, Queue] = {}
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(concurrency)
+        self._free = concurrency
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    # --- its life ---
+
+    async def __aenter__(self) -> Worker:
+        self._task = asyncio.get_running_loop().create_task(self.run())
+        ready = asyncio.ensure_future(self._ready.wait())
+        await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Leave what runs to others, at once, and return when that is done."""
+        self._stopping.set()
+        if self._task is not None:
+            task, self._task = self._task, None
+            await task
+
+    async def run(self) -> None:
+        """Run whatever comes, until it is stopped or cancelled."""
+        self._stopping.clear()
+        self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
+        loop = asyncio.get_running_loop()
+        loops = [loop.create_task(self._follow(await self._now()))]
+        loops += [loop.create_task(self._consume(name)) for name in self.workflows]
+        stopped = loop.create_task(self._stopping.wait())
+        self._ready.set()
+        try:
+            done, _ = await asyncio.wait([*loops, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
+        finally:
+            for task in (*loops, stopped):
+                task.cancel()
+            await asyncio.wait([*loops, stopped])
+            await self._wind_up()
+
+    async def _wind_up(self) -> None:
+        for run in self._runs.values():
+            run.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for name in self.workflows:
+            try:
+                await self.queue_of(name).give_back()
+            except Error as exc:
+                log.info("what was taken ahead comes back when the lease ends: %s", exc)
+        if self.threads is not None:
+            self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """End as a process does that is killed: nothing is given back, nothing is said. For tests of what comes after."""
+        for task in (*self._tasks, self._task):
+            if task is not None:
+                task.cancel()
+
+    # --- for its runs ---
+
+    def queue_of(self, name: str) -> Queue:
+        if name not in self._queues:
+            self._queues[name] = Queue(self.scope, self._coordination, queue_name(name), self._options)
+        return self._queues[name]
+
+    def defined(self, name: str) -> Definition:
+        if name not in self.workflows:
+            raise InvalidInput(f"this worker knows no workflow {name!r}; give the workflow itself")
+        return self.workflows[name]
+
+    async def control(self, id: str, what: str) -> None:
+        """Ask for something of an execution; one that has ended needs nothing."""
+        try:
+            await send(self.scope, self.queue_of, id, what, b"null")
+        except (NotFound, Conflict):
+            return
+
+    # --- what comes ---
+
+    async def _consume(self, name: str) -> None:
+        queue, clock = self.queue_of(name), self.scope.clock
+        while True:
+            queue.take_ahead(min(self._free - 1, AHEAD_MAX) if self._free > 1 else 0)
+            try:
+                message = await queue.take(wait=None)
+            except Error as exc:
+                log.warning("executions of %s cannot be taken, and are tried again: %s", name, exc)
+                await clock.sleep_until(clock.now_ms() + RETRY_MS)
+                continue
+            try:
+                await self._room.acquire()
+            except asyncio.CancelledError:
+                await message.release()
+                raise
+            self._free -= 1
+            task = asyncio.get_running_loop().create_task(self._work(self.workflows[name], message))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._free += 1
+        self._room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an execution could not be run", exc_info=error)
+
+    async def _work(self, definition: Definition, message: Message) -> None:
+        id = _execution_in(message)
+        try:
+            if id is None or not await self._run(definition, message, id):
+                await message.ack()
+            elif not message.settled:
+                await message.release(delay=RETRY_MS / 1000)
+        except LeaseLost as exc:
+            log.info("execution %s is another worker's: %s", id, exc)
+        except Error as exc:
+            log.warning("execution %s is given back: %s", id, exc)
+            try:
+                await message.release(delay=RETRY_MS / 1000)
+            except Error as again:
+                log.info("message %s comes back when the lease ends: %s", message.id, again)
+
+    async def _run(self, definition: Definition, message: Message, id: str) -> bool:
+        """Run it as far as it goes; False when the message is not needed."""
+        scope = self.scope
+        keys = [execution_key(id), meta_key(id), inbox_key(id)]
+        while True:
+            entry, described, inbox = await scope.engine.get(scope.space, keys)
+            if entry is None or described is None:
+                return False
+            execution, meta = execution_of(entry), meta_of(described)
+            if meta.name != definition.name or execution.ended:
+                return False
+            before = self._runs.get(id)
+            if before is None:
+                break
+            if not await self._replaces(before, execution, message):
+                return False
+            await before.over.wait()
+        run = Run(self, definition, message, meta, entry, execution)
+        if inbox is not None:
+            await run.mail.read(inbox)
+        claim = await self._claim(execution, message, run)
+        if claim is None:
+            return False
+        if is_older(definition.version, meta.version):
+            await run.put_off(OLD_CODE_MS, definition.version)
+            return True
+        if self._stopping.is_set():
+            await message.release()
+            return True
+        self._runs[id] = run
+        try:
+            if message.attempts >= DEATHS_MAX:
+                await run.give_up(Fault("WorkerDied", f"{message.attempts} workers died while they ran it"))
+            else:
+                fresh = execution.status == PENDING and execution.started_at is None
+                await run.run(fresh=fresh, claim=claim if _is_aside(execution, message) else None)
+        finally:
+            del self._runs[id]
+            run.over.set()
+        return True
+
+    async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
+        """Whether a message ends, or follows, a run of the same execution that is not over here."""
+        if before.message.id == message.id:  # it was taken from us and came back: the lease had ended
+            before.lose()
+            return True
+        if not _is_aside(execution, message):
+            return False
+        [left] = await self.scope.engine.get(self.scope.space, [execution.rests or inbox_key(execution.id)])
+        return left is not None or not execution.rests  # it was put aside, and the run is about to see that
+
+    async def _claim(self, execution: Execution, message: Message, run: Run) -> Parts | None:
+        """What taking over needs; None when there is nothing to take over."""
+        if execution.rests.startswith(LINE):
+            [place] = await self.scope.engine.get(self.scope.space, [execution.rests])
+            if place is not None:  # it is not its turn
+                return ([], []) if run.mail.has(CANCEL) else None
+            return [], []
+        if execution.message == message.id or (execution.status == PENDING and not execution.message):
+            return [], []
+        if _is_aside(execution, message):
+            return taken_over(execution)
+        return None
+
+    # --- what is sent to those it runs ---
+
+    async def _now(self) -> str:
+        found = await self.scope.engine.spaces(self.scope.space)
+        return cursor_at(found[0].revision if found else 0)
+
+    async def _follow(self, cursor: str) -> None:
+        scope, clock = self.scope, self.scope.clock
+        while True:
+            try:
+                async for commit in scope.engine.watch(scope.space, INBOX, cursor=cursor):
+                    cursor = commit.cursor
+                    for change in commit.changes:
+                        run = self._runs.get(change.key[len(INBOX) :])
+                        if run is not None:
+                            run.mailed()
+            except Error as exc:
+                log.debug("the feed of %s is followed anew: %s", scope.space, exc)
+                await clock.sleep_until(clock.now_ms() + RETRY_MS)
+                if isinstance(exc, Compacted):
+                    try:
+                        cursor = await self._now()
+                    except Error:
+                        continue
+                for run in self._runs.values():
+                    run.mailed()
+
+    def __repr__(self) -> str:
+        return f"<Worker for {', '.join(self.workflows)} in {self.scope.space!r}>"
+
+
+def _is_aside(execution: Execution, message: Message) -> bool:
+    """Put aside, with another message or none."""
+    return execution.message != message.id and (bool(execution.waits) or execution.status == PAUSED)
+
+
+def _execution_in(message: Message) -> str | None:
+    """The execution that a message names; whoever may put messages may put anything."""
+    body = message.body
+    id = body.get("execution") if isinstance(body, dict) else None
+    return id if isinstance(id, str) and id else None

@@ -1,0 +1,53 @@
+"""A process that runs executions until it is told to stop; killed and paused by `test_workflows.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+import holdfast
+from holdfast import Context, Retry, workflow
+
+SPACE = "flows"
+
+
+async def counts(ctx: Context, n: int) -> int:
+    await ctx.state.increment("count", n)
+    await ctx.state.append_to_list("seen", n)
+    await asyncio.sleep(0.002)
+    return n
+
+
+@workflow(name="child")
+async def child(ctx: Context, n: int) -> int:
+    return int(await ctx.step("double", counts, n)) * 2
+
+
+@workflow(name="journey", retry=Retry(2, initial="10ms"))
+async def journey(ctx: Context, n: int) -> dict[str, Any]:
+    first = await ctx.step("first", counts, n)
+    items = await ctx.map("each", counts, range(5), max_workers=3)
+    await ctx.sleep("600ms")
+    doubled, answer = await ctx.gather(ctx.child(child, n), ctx.wait_for("answer", timeout="10m"))
+    return {"first": first, "items": items, "doubled": doubled, "answer": answer, "count": ctx.state["count"]}
+
+
+def expected(n: int) -> dict[str, Any]:
+    return {"first": n, "items": [0, 1, 2, 3, 4], "doubled": 2 * n, "answer": f"yes {n}", "count": n + 10}
+
+
+async def main() -> None:
+    settings = json.loads(sys.argv[1])
+    token = os.environ.get("HOLDFAST_TOKEN")
+    async with holdfast.open(settings["url"], token=token) as store:
+        space = store.space(SPACE, agent="boss")
+        async with space.workflows.worker([journey, child], concurrency=20, lease=settings["lease"]):
+            print("running", flush=True)
+            await asyncio.get_running_loop().create_future()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
