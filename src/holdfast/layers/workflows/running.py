@@ -516,7 +516,7 @@ class Run:
             await self._stop_code()
             await self._end(CANCELLED, None, None)
             return True
-        is_paused = self.mail.all(PAUSE, RESUME)[-1].key.split("/")[2] == PAUSE
+        is_paused = self.mail.all(PAUSE, RESUME)[-1].name == PAUSE
         if is_paused:
             await self._stop_code()
             await self._pause(None)
