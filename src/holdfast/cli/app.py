@@ -24,6 +24,7 @@ TOPICS: Final = {
     "holdfast.cli.schemas": ("schema",),
     "holdfast.cli.documents": ("doc",),
     "holdfast.cli.correlations": ("correlation",),
+    "holdfast.cli.queues": ("queue", "dlq"),
     "holdfast.cli.spaces": ("spaces",),
     "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),

@@ -70,6 +70,11 @@ def count(text: str | None) -> int | None:
     return number
 
 
+def wait(text: str) -> str | int:
+    """How long to wait; 0 is not at all."""
+    return 0 if text.strip() == "0" else text
+
+
 def instant_ms(text: str | None, name: str) -> int | None:
     """An ISO 8601 time (UTC unless it says otherwise), or a duration ago, as milliseconds since 1970."""
     if text is None:
