@@ -57,7 +57,7 @@ from holdfast.layers.task_states import (
     status_in,
 )
 from holdfast.layers.task_submission import TASKS_LOG, WORKERS_REGISTRY, submission
-from holdfast.layers.tid import check_tid, is_suffix, new_tid
+from holdfast.layers.tid import SHORT_DIGITS, check_tid, is_suffix, new_tid
 
 TIDS_TRIED_MAX: Final = 3
 """Names that are tried for a new task; that one is taken already happens once in a long while."""
@@ -137,7 +137,7 @@ class Tasks:
     # --- finding ---
 
     async def get(self, tid: str) -> TaskHandle:
-        """The handle of a task, by its tid or by its last ten digits or more; NotFound if there is none."""
+        """The handle of a task, by its tid or its last ten digits, or fewer that mean one; NotFound if there is none."""
         if is_suffix(tid):
             return await self._find(tid)
         handle = self._handle(tid)
@@ -148,13 +148,23 @@ class Tasks:
         return TaskHandle(self._scope, self._coordination, self._blobs, check_tid(tid))
 
     async def _find(self, suffix: str) -> TaskHandle:
-        looked_at = 0
+        """The task whose tid ends like this. A short tid means one within all reason; what is shorter must mean one alone."""
+        looked_at, found = 0, dict[str, None]()
         async for entry in self._entries((WAITING, RUNNING), (FINISHED,)):
             looked_at += 1
             if (tid := entry.key.rpartition("/")[2]).endswith(suffix):
-                return self._handle(tid)
+                found[tid] = None
+                if len(suffix) >= SHORT_DIGITS:
+                    break
             if looked_at >= LOOKED_AT_MAX:
-                raise NotFound(f"none of the last {LOOKED_AT_MAX:,} tasks ends in {suffix}; use the whole tid")
+                break
+        if len(found) > 1:
+            some = ", ".join(list(found)[:3])
+            raise InvalidInput(f"{len(found)} tasks end in {suffix}, such as {some}; give more digits")
+        if found:
+            return self._handle(next(iter(found)))
+        if looked_at >= LOOKED_AT_MAX:
+            raise NotFound(f"none of the last {LOOKED_AT_MAX:,} tasks ends in {suffix}; use the whole tid")
         raise NotFound(f"there is no task whose tid ends in {suffix}")
 
     async def list(
