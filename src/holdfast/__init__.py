@@ -95,6 +95,9 @@ if TYPE_CHECKING:
     from holdfast.layers.task_states import TaskError, TaskEvent, TaskState
     from holdfast.layers.tasks import Tasks
     from holdfast.layers.watching import RecordChange, RecordChanges
+    from holdfast.manager.options import ManagerOptions
+    from holdfast.manager.serving import Manager
+    from holdfast.manager.starting import ensure_manager
     from holdfast.middleware.cache_options import Cache, CacheStats
     from holdfast.space import Space
     from holdfast.store import Store, open
@@ -149,7 +152,9 @@ __all__ = [
     "LockAcquisitionError",
     "LockState",
     "Locks",
+    "Manager",
     "ManagerInfo",
+    "ManagerOptions",
     "ManualClock",
     "Merged",
     "Message",
@@ -226,6 +231,7 @@ __all__ = [
     "contested",
     "delete_",
     "differing",
+    "ensure_manager",
     "fan_in",
     "fan_out",
     "increment",
@@ -429,6 +435,9 @@ _MODULES: Final = {
         "RecordChange",
         "RecordChanges",
     ),
+    "holdfast.manager.options": ("ManagerOptions",),
+    "holdfast.manager.serving": ("Manager",),
+    "holdfast.manager.starting": ("ensure_manager",),
     "holdfast.middleware.cache_options": (
         "Cache",
         "CacheStats",

@@ -6,6 +6,7 @@ Each capability's module is imported when it is first used: a command that reads
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast.clock import Duration, duration_ms
 from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import InvalidInput, NotFound
+from holdfast.identity import Secret
 from holdfast.identity import check_agent as check_agent
 from holdfast.identity import check_space as check_space
 from holdfast.layers.records import Records, RecordTransaction
@@ -42,6 +44,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The store that a space is of, as another process would open it."""
+
+    url: str
+    token: Secret | None = None
+    blobs: Path | None = None
+
+
 class Space:
     """The unit of isolation, of atomic commits and of scale-out. Nothing in one space can see or touch another.
 
@@ -54,7 +65,9 @@ class Space:
         blob_folder: Callable[[], Path],
         coordination: Coordination,
         judgement: Judgement | None = None,
+        origin: Origin | None = None,
     ) -> None:
+        self.origin = origin
         self._judgement = judgement
         self._scope = scope
         self._blob_folder = blob_folder
@@ -309,7 +322,7 @@ class Space:
         return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)
 
     def _view(self, scope: Scope) -> Space:
-        return Space(scope, self._blob_folder, self._coordination, self.judgement)
+        return Space(scope, self._blob_folder, self._coordination, self.judgement, self.origin)
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
         """Conditions and operations on records in one batch, all or nothing.

@@ -27,7 +27,7 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.session import Session
 from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, share
 from holdfast.middleware.creation import CreatedOnFirstUse
-from holdfast.space import Space, check_agent, check_space
+from holdfast.space import Origin, Space, check_agent, check_space
 
 if TYPE_CHECKING:
     from holdfast.layers.caretaker import Caretaker
@@ -276,7 +276,9 @@ class Store:
             engine = AuditedReads(engine, agent)
         if self._identity is None and self._background:
             self._caretaker.look_after(name)
-        return Space(self._scope(name, agent, instance, engine, seen), self._blob_folder, self._coordination)
+        origin = Origin(self.url, self._token, None if self._temporary is not None else self._blobs)
+        scope = self._scope(name, agent, instance, engine, seen)
+        return Space(scope, self._blob_folder, self._coordination, origin=origin)
 
     def seen_through(self, engine: Engine, name: str, agent: str, coordination: Coordination) -> Space:
         """A space as a keeper shows it to one of its clients: through the engine that holds the client's rules."""

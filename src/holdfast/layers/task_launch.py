@@ -64,6 +64,9 @@ class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     peak_memory_mb: float | None = None
     cpu_seconds: float | None = None
     max_fds: int | None = None
+    lost: bool = False
+    """Whether nobody saw it end, because whoever watched over it was killed: it is begun again, whatever its policy, as long as
+    it has attempts left."""
 
 
 class Launch:

@@ -83,6 +83,8 @@ class TaskLedger:
         self.info = info
         self.tid = info.tid
         self.lease = lease
+        self.ends_as: TaskStatus = "completed"
+        """What becomes of the manager as a task when it leaves in order."""
         self._scope = lease.guarding()
         self._clock = scope.clock
         self._blobs = blobs
@@ -287,7 +289,8 @@ class TaskLedger:
         reason = outcome.reason or (None if error is None else f"{error.type}: {error.message}"[:500])
         if state.stop is not None:
             reason = reason or state.stop.reason
-        if status != "completed" and not is_stopped and policy == "requeue" and state.attempt < spec.retry.attempts:
+        again = outcome.lost or (status != "completed" and policy == "requeue")
+        if again and not is_stopped and state.attempt < spec.retry.attempts:
             return await self._again(launch, reason or status)
         now = self._clock.now_ms()
         kept_ms, spilled_ms = self._kept(status)

@@ -31,6 +31,7 @@ from holdfast.layers.task_states import (
     MANAGERS,
     Parts,
     TaskState,
+    TaskStatus,
     advance,
     beginning,
     ending,
@@ -110,8 +111,10 @@ async def _gone(scope: Scope, ledger: TaskLedger, spec: TaskSpec, *, failed: boo
     [entry] = await scope.engine.get(scope.space, [state_key(ledger.tid)])
     parts = Parts((), (Delete(MANAGERS + ledger.tid),))
     if entry is not None and not (state := state_of(entry)).ended:
-        now, status = scope.clock.now_ms(), "failed" if failed else "completed"
+        now = scope.clock.now_ms()
+        status: TaskStatus = "failed" if failed else ledger.ends_as
         kept_ms = scope.retention.ttl_ms("task", status)
-        after = ending(state, status, now, return_code=1 if failed else 0, reason="it raised" if failed else None)  # type: ignore[arg-type]
+        reason = "it raised" if failed else None if status == "completed" else "it was told to end"
+        after = ending(state, status, now, return_code=1 if failed else 0, reason=reason)
         parts |= advance(state, entry.version, after, shown(spec, scope.redaction), now, kept_ms=kept_ms)
     await scope.commit(parts.operations, parts.conditions)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -241,6 +241,15 @@ class Tasks:
     async def managers(self) -> Items[ManagerInfo]:
         """The managers that live."""
         return await managers(self._scope)
+
+    async def managers_changed(self, cursor: str | None = None) -> None:
+        """Return when a manager comes or goes, after this cursor."""
+        async with aclosing(self._registry(cursor)) as changes:
+            await anext(changes)
+
+    async def _registry(self, cursor: str | None) -> AsyncGenerator[None, None]:
+        async for _ in self._scope.engine.watch(self._scope.space, MANAGERS, cursor=cursor):
+            yield
 
     def ledger(
         self, *, host: str | None = None, capacity: int = 1, lease: Duration = LEASE_MS / 1000, pid: int | None = None
