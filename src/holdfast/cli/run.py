@@ -120,7 +120,7 @@ async def run(
     if attempts is not None:
         fields["reserved_policy_on_error"] = "requeue"
         fields["retry"] = fields.get("retry", {}) | {"attempts": values.whole_number(attempts)}
-    if not (fields.get("command") or fields.get("function")):
+    if spec is None and not words and function is None:
         raise InvalidInput("say what to run: holdfast run -- COMMAND, or --function module:name, or --spec FILE")
     if file_of(session.url) is not None:
         fields.setdefault("working_dir", os.getcwd())
@@ -190,8 +190,10 @@ async def _tell(handle: TaskHandle, state: TaskState, json: bool) -> None:
     """What a task gave, and, where its exit code does not say it, what went wrong."""
     given = await handle.result(wait=0) if state.result is not None and state.status == "completed" else None
     if json:
-        told = {"output": readable(await handle.output()), **({} if state.result is None else {"result": given})}
-        output.json_line(plain(state) | told)
+        told = plain(state) if state.result is None else plain(state) | {"result": given}
+        if state.output is None or state.output.spilled is None:  # what is in a blob, holdfast logs gives
+            told["output"] = readable(await handle.output())
+        output.json_line(told)
         return
     if state.result is not None and given is not None:
         output.json_line(given)
@@ -199,7 +201,7 @@ async def _tell(handle: TaskHandle, state: TaskState, json: bool) -> None:
         why = state.reason or state.status
         if state.error is not None:
             why = f"{state.error.type}: {state.error.message}"
-            if state.error.traceback:
+            if state.error.traceback and "\n" in state.error.traceback.strip():
                 sys.stderr.write(output.for_people(state.error.traceback.rstrip()) + "\n")
         output.note(f"task {short_tid(state.tid)} {_ways(state)}: {why}", json)
 

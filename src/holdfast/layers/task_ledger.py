@@ -268,7 +268,12 @@ class TaskLedger:
             group, written = parts[start : start + OUTPUT_BATCH_MAX], launch.written
             puts = tuple(
                 chunk_put(
-                    launch.tid, written.chunks + place, piece, attempt=written.attempt, stream=stream if named else None
+                    launch.tid,
+                    written.chunks + place,
+                    piece,
+                    attempt=written.attempt,
+                    stream=stream if named or stream == "stderr" else None,
+                    text=named,
                 )
                 for place, (stream, piece) in enumerate(group)
             )
