@@ -114,7 +114,7 @@ async def _list(session: Session) -> None:
 async def status(
     session: Session,
     tid: Annotated[
-        str | None, typer.Argument(metavar="[TID]", help="The manager; may be left out where there is one.")
+        str | None, typer.Argument(metavar="TID", help="The manager; may be left out where there is one.")
     ] = None,
 ) -> None:
     """Show a manager as the task that it is.
@@ -136,7 +136,7 @@ async def status(
 async def stop(
     session: Session,
     tids: Annotated[
-        list[str] | None, typer.Argument(metavar="[TID...]", help="Which; may be left out where there is one.")
+        list[str] | None, typer.Argument(metavar="TID", help="Which; may be left out where there is one.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them, on every host.")] = False,
     kill: Annotated[bool, typer.Option("--kill", help="At once, with all they run.")] = False,

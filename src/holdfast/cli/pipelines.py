@@ -22,7 +22,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline.", show_defa
 
 @group(commands)
 async def pipeline(session: Session) -> None:
-    """List pipelines, or run one: tasks whose results flow into the next.
+    """List pipelines of tasks, run one, see where it stands.
 
     \b
     Example:

@@ -29,8 +29,8 @@ VIEW: Final = re.compile(r"T[0-9]{19}\.(outbox|ctrl_in|ctrl_out)|holdfast\.(task
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The message: 19 digits.", show_default=False)]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="The messages: 19 digits each.", show_default=False)]
-Some = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Which ones; all of them if none is named.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The messages: 19 digits each.", show_default=False)]
+Some = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which ones; all of them if none is named.")]
 Number = Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")]
 Pattern = Annotated[str, typer.Option(metavar="PATTERN", help="Only names that fit, such as 'orders.*'.")]
 
@@ -75,7 +75,7 @@ async def put(
     name: Name,
     body: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BODY...]", help="JSON, or text; - reads one a line from stdin.", show_default=False),
+        typer.Argument(metavar="BODY", help="JSON, or text; - reads one a line from stdin.", show_default=False),
     ] = None,
     priority: Annotated[str, typer.Option(metavar="NUMBER", help="-500 to 499; higher comes first.")] = "0",
     delay: Annotated[str | None, typer.Option(metavar="TIME", help="It may be taken after so long.")] = None,

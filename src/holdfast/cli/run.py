@@ -41,7 +41,7 @@ PIECES_MAX: Final = 16
 
 Word = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[COMMAND...]", help="The program and its arguments, behind --.", show_default=False),
+    typer.Argument(metavar="COMMAND", help="The program and its arguments, behind --.", show_default=False),
 ]
 
 
@@ -83,7 +83,7 @@ async def run(
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Type into it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print its tid and end; it goes on.")] = False,
 ) -> None:
-    """Run a command or a function as a task, show what it prints, and end with its exit code.
+    """Run a command or a function as a task; pass its exit code on.
 
     124 is a timeout; 126 and 127 cannot be run, as shells have it; 25 means that it ended without a code of its own. A manager is
     started if there is none. What is piped in is the command's stdin, or, as JSON, the message of a function or of a --spec.

@@ -28,9 +28,7 @@ CONTROLLED_MAX: Final = 10_000
 ANSWER_S: Final = "30s"
 
 Tid = Annotated[str, typer.Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False)]
-Tids = Annotated[
-    list[str] | None, typer.Argument(metavar="[TID...]", help="The tasks, by their tids or how these end.")
-]
+Tids = Annotated[list[str] | None, typer.Argument(metavar="TID", help="The tasks, by their tids or how these end.")]
 Every = Annotated[bool, typer.Option("--all", help="All that have not ended; managers are not meant.")]
 Pattern = Annotated[str | None, typer.Option(metavar="PATTERN", help="Those whose name or tid fits, such as 'etl*'.")]
 Wait = Annotated[str, typer.Option(metavar="TIME", help="How long to wait for the answer; 0 not at all.")]
@@ -41,11 +39,11 @@ async def status(
     session: Session,
     tid: Annotated[
         str | None,
-        typer.Argument(metavar="[TID]", help="The task: its tid, or how it ends.", show_default=False),
+        typer.Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, and tell every change.")] = False,
 ) -> None:
-    """Show how a task stands; without one, how many there are, who runs them, and what runs.
+    """Show how a task stands, or what runs and who runs it.
 
     With --watch a task is followed to its end, and all of them until it is interrupted.
 
@@ -91,9 +89,9 @@ async def result(
         str | None, typer.Option(metavar="TIME", help="How long to wait for its end. Default: as long as it takes.")
     ] = None,
 ) -> None:
-    """Print what a task gave: a function's result as JSON, what a command printed as it was.
+    """Print what a task gave, when it has ended.
 
-    Waits for its end. The exit code is 25 when it did not complete, and 26 when it has not ended in the time to wait.
+    That is a function's result as JSON, or what a command printed, as it was. The exit code is 25 when it did not complete, and 26 when it has not ended in the time to wait.
 
     \b
     Example:
@@ -291,7 +289,7 @@ async def write(
     session: Session,
     tid: Tid,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="A line; - or nothing reads stdin.", show_default=False)
+        str | None, typer.Argument(metavar="TEXT", help="A line; - or nothing reads stdin.", show_default=False)
     ] = None,
     eof: Annotated[bool, typer.Option("--eof", help="Nothing more is going to be written.")] = False,
 ) -> None:
@@ -310,7 +308,7 @@ async def write(
 
 @command(commands)
 async def retry(
-    session: Session, tids: Annotated[list[str], typer.Argument(metavar="TID...", help="Tasks that have ended.")]
+    session: Session, tids: Annotated[list[str], typer.Argument(metavar="TID", help="Tasks that have ended.")]
 ) -> None:
     """Submit tasks that have ended again, as new ones, and print the new tids.
 

@@ -102,7 +102,10 @@ def count(text: str | None) -> int | None:
 
 def wait(text: str) -> str | int:
     """How long to wait; 0 is not at all."""
-    return 0 if text.strip() == "0" else text
+    if text.strip() == "0":
+        return 0
+    duration_ms(text, name="wait")
+    return text
 
 
 def instant_ms(text: str | None, name: str) -> int | None:
