@@ -53,10 +53,9 @@ async def submit_another(number: int) -> str:
         return str(result["args"][0])
 
 
-async def effect(key: str, pause: float = 0.0, token: str | None = None) -> str:
+async def effect(key: str) -> str:
     """Something that happens once, however often this runs: it carries its idempotency key."""
-    if pause:
-        await asyncio.sleep(pause)
+    token = os.environ.get("HOLDFAST_TOKEN")
     url, name = os.environ["HOLDFAST_STORE"], os.environ["HOLDFAST_SPACE"]
     for attempt in range(100):
         try:
