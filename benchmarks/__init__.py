@@ -26,6 +26,7 @@ NAMES: Final = (
     "cached_read",
     "correlations",
     "launching",
+    "tasks",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

@@ -136,7 +136,10 @@ class Term:
             finally:
                 if request is None:
                     self._slots.release()
-            if request is not None:
+            if request is not None and not self._going.is_set():  # told to pause while it waited
+                self._slots.release()
+                await request.release()
+            elif request is not None:
                 self._begin(request.id, self._from_request(request))
 
     async def _is_unneeded(self, idle_ms: int) -> bool:
