@@ -23,14 +23,17 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.engine import Entry, Receipt, Touch
+from holdfast.codec import decode
+from holdfast.engine import Absent, Entry, Receipt, Touch
 from holdfast.errors import Conflict, InvalidInput, LeaseLost, NotFound
 from holdfast.keys import unescape
+from holdfast.layers.answers import once
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.messages import Ending, Part, lost, noting
 from holdfast.layers.queue_entries import CONSUMERS, NO_LEASE, RESERVED, Policy, check_id, place_of, rest_of
-from holdfast.layers.queues import Queue
+from holdfast.layers.queues import Queue, split
+from holdfast.layers.transact import Transaction, transact
 
 _PREFIX: Final = "hfm_"
 _KEY: Final = re.compile(r"reserved/([^/]+)/([^/]+)/[0-9]{3}/(?:[0-9]{19}/)?[0-9]{19}(?:/@[A-Za-z0-9_-]+)?", re.A)
@@ -144,6 +147,33 @@ async def settle_id(queue: Queue, id: str) -> Settling:
             f"message {id} of queue {queue.name!r} is not reserved: it was settled, or its lease ended and it came back"
         )
     return Settling(queue, Ending.of(queue.name, found))
+
+
+async def put_once(
+    queue: Queue,
+    request_id: str,
+    body: Any,
+    *,
+    priority: int = 0,
+    delay: Duration | None = None,
+    dedup: str | None = None,
+) -> str:
+    """`queue.put` for a sender that may repeat itself: under the same request id it is put once, and its id is given again."""
+
+    async def work(tx: Transaction) -> Any:
+        async def put() -> str:
+            id = queue.new_id()
+            parts = queue.putting(body, priority=priority, delay=delay, dedup=dedup, id=id)
+            operations, conditions = split(parts)
+            for condition in conditions:
+                if isinstance(condition, Absent) and await tx.value(condition.key) is not None:
+                    return str(decode(await tx.value(condition.key) or b"null"))  # of the same dedup key
+            tx.operations += operations
+            return id
+
+        return await once(tx, request_id, ["put", queue.name, body, priority, delay, dedup], put)
+
+    return str(await transact(lambda: Transaction(queue.scope), work))
 
 
 def message_text(key: str) -> str:

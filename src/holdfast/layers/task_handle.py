@@ -204,6 +204,11 @@ class TaskHandle:
             except Compacted:
                 continue
 
+    async def envelopes(self, *, after: int = -1) -> AsyncIterator[dict[str, Any]]:
+        """What its outbox holds so far, behind a chunk: output as it is kept, in order."""
+        async for entry in self._envelopes(after):
+            yield decode(entry.value, dict)
+
     async def _envelopes(self, after: int = -1, upto: int | None = None) -> AsyncIterator[Entry]:
         last = None if after < 0 else chunk_key(self.tid, after)
         while True:

@@ -27,6 +27,7 @@ from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
 from holdfast.layers.alerts import Alert, AlertRule, alerts
+from holdfast.layers.answers import once
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.observers import Seen, Selection, TaskOverview, observe, overview
@@ -50,6 +51,7 @@ from holdfast.layers.task_states import (
     RUNNING,
     STATUSES,
     WAITING,
+    Parts,
     TaskState,
     TaskStatus,
     readable_state,
@@ -58,6 +60,7 @@ from holdfast.layers.task_states import (
 )
 from holdfast.layers.task_submission import TASKS_LOG, WORKERS_REGISTRY, submission
 from holdfast.layers.tid import SHORT_DIGITS, check_tid, is_suffix, new_tid
+from holdfast.layers.transact import Transaction, transact
 
 TIDS_TRIED_MAX: Final = 3
 """Names that are tried for a new task; that one is taken already happens once in a long while."""
@@ -84,23 +87,44 @@ class Tasks:
 
     # --- submitting ---
 
-    async def submit(self, spec: TaskSpec, message: Any = None, *, retry_of: str | None = None) -> TaskHandle:
-        """Submit a task, in one commit. `message` is the first argument of a function, and what a command reads."""
-        scope = self._scope
+    async def submit(
+        self, spec: TaskSpec, message: Any = None, *, retry_of: str | None = None, request_id: str | None = None
+    ) -> TaskHandle:
+        """Submit a task, in one commit. `message` is the first argument of a function, and what a command reads.
+
+        Repeated under the same `request_id`, it gives the task that was submitted the first time.
+        """
+        if request_id is not None:
+            return await self._submit_once(spec, message, retry_of, request_id)
         for tried in range(1, TIDS_TRIED_MAX + 1):
-            now = scope.clock.now_ms()
-            tid = new_tid(now)
-            parts = submission(
-                tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, retry_of=retry_of
-            )
+            tid, parts = self._submission(spec, message, retry_of)
             try:
-                await scope.commit(parts.operations, parts.conditions)
+                await self._scope.commit(parts.operations, parts.conditions)
             except Conflict as conflict:
                 if conflict.key != state_key(tid) or tried == TIDS_TRIED_MAX:
                     raise
             else:
                 return self._handle(tid)
         raise AssertionError("unreachable")
+
+    async def _submit_once(self, spec: TaskSpec, message: Any, retry_of: str | None, request_id: str) -> TaskHandle:
+        async def work(tx: Transaction) -> Any:
+            async def make() -> str:
+                tid, parts = self._submission(spec, message, retry_of)
+                tx.conditions += parts.conditions
+                tx.operations += parts.operations
+                return tid
+
+            return await once(tx, request_id, ["submit", spec, message, retry_of], make)
+
+        return self._handle(str(await transact(lambda: Transaction(self._scope), work)))
+
+    def _submission(self, spec: TaskSpec, message: Any, retry_of: str | None) -> tuple[str, Parts]:
+        scope, now = self._scope, self._scope.clock.now_ms()
+        tid = new_tid(now)
+        return tid, submission(
+            tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, retry_of=retry_of
+        )
 
     async def retry(self, tid: str) -> TaskHandle:
         """A new task from the spec of one that has ended, linked to it by `retry_of`.
