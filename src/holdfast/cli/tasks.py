@@ -14,7 +14,7 @@ from holdfast.cli.session import Session
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound
 from holdfast.layers.task_control import Command, ControlAnswer
 from holdfast.layers.task_handle import TaskHandle
-from holdfast.layers.task_managers import MANAGER
+from holdfast.layers.task_launch import MANAGER
 from holdfast.layers.task_states import ENDED, STATUSES, TaskEvent, TaskState
 from holdfast.space import Space
 

@@ -19,6 +19,8 @@ from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import TaskError, TaskState
 
 RESULT_UNSET: Final = msgspec.UNSET
+MANAGER: Final = "holdfast.manager"
+"""What managers, which are tasks themselves, are called."""
 
 
 class ManagerInfo(msgspec.Struct, frozen=True, omit_defaults=True):

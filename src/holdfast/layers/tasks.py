@@ -11,33 +11,26 @@ Names. `T<tid>.inbox` and `T<tid>.reserved` are a queue's, `holdfast.spawn.reque
 
 Listing costs what is listed: tasks that live are in the indexes of their managers and of those that wait, tasks that have ended in
 an index by the time their record may go, read from its end, page by page.
+
+What is rarely needed is imported when it is: a command that asks for one state should not wait for pipelines and observers.
 """
 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.clock import Duration
 from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
-from holdfast.layers.alerts import Alert, AlertRule, alerts
-from holdfast.layers.answers import once
-from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.observers import Seen, Selection, TaskOverview, observe, overview
-from holdfast.layers.pipelines import Pipelines
-from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.task_launch import ManagerInfo
-from holdfast.layers.task_ledger import TaskLedger
-from holdfast.layers.task_managers import LEASE_MS, managers, registered
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import (
     COUNTS,
@@ -62,6 +55,13 @@ from holdfast.layers.task_submission import TASKS_LOG, WORKERS_REGISTRY, submiss
 from holdfast.layers.tid import SHORT_DIGITS, check_tid, is_suffix, new_tid
 from holdfast.layers.transact import Transaction, transact
 
+if TYPE_CHECKING:
+    from holdfast.layers.alerts import Alert, AlertRule
+    from holdfast.layers.blobs import Blobs
+    from holdfast.layers.observers import Seen, TaskOverview
+    from holdfast.layers.pipelines import Pipelines
+    from holdfast.layers.task_ledger import TaskLedger
+
 TIDS_TRIED_MAX: Final = 3
 """Names that are tried for a new task; that one is taken already happens once in a long while."""
 PAGE: Final = 500
@@ -83,6 +83,8 @@ class Tasks:
     @property
     def pipelines(self) -> Pipelines:
         """Tasks whose results flow into the next ones."""
+        from holdfast.layers.pipelines import Pipelines
+
         return Pipelines(self._scope, self._coordination, self._blobs)
 
     # --- submitting ---
@@ -108,6 +110,8 @@ class Tasks:
         raise AssertionError("unreachable")
 
     async def _submit_once(self, spec: TaskSpec, message: Any, retry_of: str | None, request_id: str) -> TaskHandle:
+        from holdfast.layers.answers import once
+
         async def work(tx: Transaction) -> Any:
             async def make() -> str:
                 tid, parts = self._submission(spec, message, retry_of)
@@ -154,6 +158,8 @@ class Tasks:
 
     async def _message_of(self, state: TaskState) -> Any:
         """What its message said, if it is still there: a failed one is among the dead letters."""
+        from holdfast.layers.queues import Queue
+
         name = f"T{state.tid}.reserved"
         found = await Queue(self._scope, self._coordination, name).peek(1)
         return found[0].body if found else None
@@ -264,7 +270,8 @@ class Tasks:
 
     async def managers(self) -> Items[ManagerInfo]:
         """The managers that live."""
-        return await managers(self._scope)
+        page = await self._scope.engine.scan(self._scope.space, MANAGERS, limit=SCAN_MAX)
+        return [decode(entry.value, ManagerInfo) for entry in page.entries]
 
     async def managers_changed(self, cursor: str | None = None) -> None:
         """Return when a manager comes or goes, after this cursor."""
@@ -276,16 +283,20 @@ class Tasks:
             yield
 
     def ledger(
-        self, *, host: str | None = None, capacity: int = 1, lease: Duration = LEASE_MS / 1000, pid: int | None = None
+        self, *, host: str | None = None, capacity: int = 1, lease: Duration | None = None, pid: int | None = None
     ) -> AbstractAsyncContextManager[TaskLedger]:
-        """What a manager needs: registered as long as the block lasts. For orchestrators."""
+        """What a manager needs: registered as long as the block lasts. For orchestrators. The lease is 10 s unless given."""
+        import socket
+
+        from holdfast.layers.task_managers import LEASE_MS, registered
+
         return registered(
             self._scope,
             self._coordination.leases,
             self._blobs(),
             host=host or socket.gethostname(),
             capacity=capacity,
-            lease=lease,
+            lease=LEASE_MS / 1000 if lease is None else lease,
             pid=pid,
         )
 
@@ -302,15 +313,21 @@ class Tasks:
         live: bool = True,
     ) -> AsyncIterator[Seen]:
         """Events of tasks as they happen, from now or from a saved cursor on; selected, and sampled by task."""
+        from holdfast.layers.observers import Selection, observe
+
         selection = Selection(None if status is None else _statuses(status), frozenset(tags), pattern, sample)
         return observe(self._scope, selection, cursor, live)
 
     async def overview(self, *, window: Duration = "5m") -> TaskOverview:
         """How many, how fast, how long: an aggregated view of the feed; `async for` follows it."""
+        from holdfast.layers.observers import overview
+
         return await overview(self._scope, window)
 
     def alerts(self, *rules: AlertRule, cursor: str | None = None) -> AsyncIterator[Alert]:
         """Alerts as they are due, without end: rules on state, age and rate."""
+        from holdfast.layers.alerts import alerts
+
         return alerts(self._scope, rules, cursor)
 
 
