@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast import InvalidInput, Manager, ManagerOptions, TaskRetry, TaskSpec, Unavailable, ensure_manager
+from holdfast import InvalidInput, TaskRetry, TaskSpec, Unavailable, ensure_manager
 from holdfast.layers.tid import check_tid
 from holdfast.manager.place import Place
-from tests.manager.conftest import SPACE, end, running, serving, until
+from tests.manager.conftest import SPACE, end, inside, running, serving, until
 from tests.processes.conftest import is_alive, living
 
 HERE = "tests.manager.targets"
@@ -317,14 +317,9 @@ async def test_a_manager_that_cannot_start_says_why(path: str) -> None:
 
 
 async def test_a_manager_can_be_part_of_another_program() -> None:
-    async with holdfast.open("memory:") as store:
-        space = store.space(SPACE, agent="tester")
-        manager = Manager(store, SPACE, ManagerOptions(concurrency=2))
-        task = asyncio.create_task(manager.run())
+    async with holdfast.open("memory:") as store, inside(store) as space:
         handle = await space.tasks.submit(TaskSpec(command=("echo", "here")))
         assert await handle.result("20s") == b"here\n"
-        manager.stop()
-        await asyncio.wait_for(task, 20)
 
 
 async def test_the_log_is_beside_the_store_and_the_place_is_free_as_soon_as_its_holder_is_dead(path: str) -> None:

@@ -70,7 +70,7 @@ class Run:
                 listening = [loop.create_task(self._obey()), loop.create_task(self._type(launch))]
                 outcome = await self._follow(launch)
             async with self._step:
-                await self._ledger.finished(launch, outcome)
+                await self._finish(launch, outcome)
         except (LeaseLost, Conflict) as exc:
             log.warning("task %s is let go of: %s", self.tid, exc)
         finally:
@@ -101,10 +101,20 @@ class Run:
         except (Error, OSError) as exc:  # such as a disk that is full
             log.warning("the output of task %s cannot be kept, and it is ended: %s", self.tid, exc)
             ended = await child.kill()
-            await launch.spool.discard()
-            error = TaskError(type(exc).__name__, f"its output could not be kept: {exc}")
-            return TaskOutcome("failed", ended.code, error=error)
+            await launch.drop_output()
+            return TaskOutcome("failed", ended.code, error=_unkept(exc))
         return outcome_of(await child.wait(), launch.spec)
+
+    async def _finish(self, launch: Launch, outcome: TaskOutcome) -> None:
+        """The commit that ends it; without output and result, and failed, if those cannot be kept."""
+        try:
+            await self._ledger.finished(launch, outcome)
+        except (LeaseLost, Conflict):
+            raise
+        except (Error, OSError) as exc:
+            log.warning("the outcome of task %s cannot be kept, and it has failed: %s", self.tid, exc)
+            await launch.drop_output()
+            await self._ledger.finished(launch, TaskOutcome("failed", outcome.return_code, error=_unkept(exc)))
 
     async def _let_go(self, launch: Launch, listening: list[asyncio.Task[None]]) -> None:
         """Whatever happened: no process of it lives, and nobody waits for an answer."""
@@ -262,3 +272,7 @@ class Run:
     def state(self) -> TaskState | None:
         """The task as this manager wrote it last."""
         return None if self._launch is None else self._launch.state
+
+
+def _unkept(exc: Exception) -> TaskError:
+    return TaskError(type(exc).__name__, f"what it printed or returned could not be kept: {exc}")
