@@ -8,8 +8,8 @@ Commands are done one after the other, in the order in which they were given; wh
 a program that does not read must not keep its STOP from being heard. A command that ends a task is answered when that is written:
 its processes are dead then.
 
-How it fails. A step that is refused because the task is not this manager's any more (LeaseLost, Conflict) ends its processes and
-writes nothing. Whatever else goes wrong here is a failure of the task, with its reason.
+How it fails. A step that is refused because the task is not this manager's any more (LeaseLost) ends its processes and writes
+nothing. Whatever else goes wrong here is a failure of the task, with its reason: nothing says that it runs when nobody runs it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ class Run:
                 outcome = await self._follow(launch)
             async with self._step:
                 await self._finish(launch, outcome)
-        except (LeaseLost, Conflict) as exc:
+        except LeaseLost as exc:
             log.warning("task %s is let go of: %s", self.tid, exc)
+        except Exception as exc:  # a task must not say that it runs when nobody runs it
+            log.exception("task %s cannot be written down as it should be, and has failed", self.tid)
+            await self._abandon(launch, exc)
         finally:
             self._over.set()
             self._started.set()
@@ -115,6 +118,14 @@ class Run:
             log.warning("the outcome of task %s cannot be kept, and it has failed: %s", self.tid, exc)
             await launch.drop_output()
             await self._ledger.finished(launch, TaskOutcome("failed", outcome.return_code, error=_unkept(exc)))
+
+    async def _abandon(self, launch: Launch, exc: Exception) -> None:
+        if self._child is not None:
+            await self._child.kill()
+        try:
+            await self._ledger.abandon(launch, f"{type(exc).__name__}: {exc}"[:500])
+        except Error as failure:
+            log.error("task %s is let go of: %s", self.tid, failure)
 
     async def _let_go(self, launch: Launch, listening: list[asyncio.Task[None]]) -> None:
         """Whatever happened: no process of it lives, and nobody waits for an answer."""
