@@ -476,8 +476,11 @@ def check_batch(batch: Batch) -> int:
             size += _check_value(condition.key, condition.value)
         elif isinstance(condition, AtLeast | VersionIs):
             _check_int64(condition.number if isinstance(condition, AtLeast) else condition.version)
+    checked: str | None = None
     for op in operations:
-        if isinstance(op, Put):
+        if type(op) is Push and checked is not None and op.prefix is checked and op.ttl_ms is None and op.tag == "":
+            size += len(checked) + _check_value(checked, op.value)  # one more of many that are appended together
+        elif isinstance(op, Put):
             size += _check_put(op)
         elif isinstance(op, Delete):
             check_key(op.key)
@@ -487,6 +490,7 @@ def check_batch(batch: Batch) -> int:
             _check_extras(op.ttl_ms, "")
         elif isinstance(op, Push):
             check_prefix(op.prefix)
+            checked = op.prefix
             size += len(op.prefix) + _check_value(op.prefix, op.value)
             _check_extras(op.ttl_ms, op.tag)
         elif isinstance(op, Touch):

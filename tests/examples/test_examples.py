@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "demo.py": ["--seconds", "2", "--kills", "3"],
     "demo_keeper.py": ["--seconds", "3", "--agents", "3"],
     "orchestration_patterns.py": [],
+    "queues.py": [],
     "records.py": [],
     "research_desk.py": [],
     "transactions.py": [],

@@ -238,6 +238,8 @@ class Group:
             self.untold.update(step.untold)
         for old, new in step.replaced:
             self._account(old, new)
+        for prefix, (count, size) in step.pushed.items():
+            self._add(batch.actor, subspace_of(prefix), count, size + count * (len(prefix.encode()) + ID_DIGITS))
         return Receipt(self.revision, self.now, results)
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
@@ -270,7 +272,10 @@ class Group:
             self._charge(new, 1, size_of(new))
 
     def _charge(self, entry: Entry, keys: int, size: int) -> None:
-        where = (entry.owner, subspace_of(entry.key))
+        self._add(entry.owner, subspace_of(entry.key), keys, size)
+
+    def _add(self, owner: str, subspace: str, keys: int, size: int) -> None:
+        where = (owner, subspace)
         charged = self.usage.get(where)
         if charged is None:
             self.usage[where] = [keys, size]
@@ -282,7 +287,9 @@ class Group:
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
-    __slots__ = ("batch", "changes", "expired", "group", "last_id", "now", "replaced", "revision", "untold", "writes")
+    __slots__ = (
+        "batch", "changes", "expired", "group", "last_id", "now", "pushed", "replaced", "revision", "untold", "writes",
+    )  # fmt: skip
 
     def __init__(self, group: Group, batch: Batch) -> None:
         self.group = group
@@ -294,6 +301,8 @@ class _Step:
         self.writes: dict[str, Entry | None] = {}
         self.changes: list[Change] = []
         self.replaced: list[tuple[Entry | None, Entry | None]] = []
+        self.pushed: dict[str, list[int]] = {}
+        """By prefix: how many entries were appended, and the bytes of their values."""
         self.expired: dict[str, Entry] = {}
         self.untold: list[str] = []
 
@@ -338,6 +347,8 @@ class _Step:
             raise refusal(condition, entry)
 
     def perform(self, op: Operation) -> Result:
+        if type(op) is Push:
+            return self._push(op)
         if isinstance(op, Put):
             owner = self.batch.actor if op.owner is None else op.owner
             self._put("put", op.key, op.value, self.live(op.key), owner, self._expiry(op.ttl_ms), op.tag)
@@ -350,20 +361,32 @@ class _Step:
                 return False
             self._remove("delete", entry)
             return True
-        if isinstance(op, Push):
-            key = op.prefix + self._assign_id()
-            self._put("push", key, op.value, None, self.batch.actor, self._expiry(op.ttl_ms), op.tag)
-            return key
         if isinstance(op, Touch):
             return self._touch(op)
-        return self._take(op)
+        return self._take(op)  # type: ignore[arg-type]
 
     def _expiry(self, ttl_ms: int | None) -> int | None:
         return None if ttl_ms is None else self.now + ttl_ms
 
-    def _assign_id(self) -> str:
-        self.last_id = max(self.last_id + 1, self.now << ID_SHIFT)
-        return f"{self.last_id:0{ID_DIGITS}d}"
+    def _push(self, op: Push) -> str:
+        """What `_put` does where nothing can be yet; written out, because many are appended together."""
+        self.last_id = last = max(self.last_id + 1, self.now << ID_SHIFT)
+        prefix, value, tag, now = op.prefix, op.value, op.tag, self.now
+        key, owner, size = f"{prefix}{last:0{ID_DIGITS}d}", self.batch.actor, len(value)
+        expires_at = None if op.ttl_ms is None else now + op.ttl_ms
+        self.writes[key] = Entry(key, value, self.revision, owner, now, now, expires_at, tag)
+        told = value
+        if size > FEED_VALUE_BYTES_MAX:
+            told = b""
+            self.untold.append(key)
+        self.changes.append(Change("push", key, True, told, size, owner, tag, "", expires_at))
+        added = self.pushed.get(prefix)
+        if added is None:
+            self.pushed[prefix] = [1, size]
+        else:
+            added[0] += 1
+            added[1] += size
+        return key
 
     def _number(self, key: str, entry: Entry | None) -> int:
         if entry is None:

@@ -86,7 +86,7 @@ from holdfast.layers.scope import Scope
 
 PREFETCH_MAX: Final = 128
 CONCURRENCY_MAX: Final = 10_000
-PUTS_IN_FLIGHT: Final = 4
+PUTS_IN_FLIGHT: Final = 8
 """Batches that `put_many` has under way at once."""
 PAGE: Final = 500
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -234,12 +234,12 @@ class Queue:
         ids: list[str] = []
         try:
             for values in _batches(bodies):
-                if len(flying) >= (1 if ordered else PUTS_IN_FLIGHT):
-                    ids += _ids(await flying.popleft(), start)
+                if len(flying) == (1 if ordered else PUTS_IN_FLIGHT):
+                    while flying:  # they went together, and so do the next ones
+                        ids += _ids(await flying.popleft(), start)
                 operations: list[Operation] = [Push(prefix, value) for value in values]
                 operations.append(Increment(counter, len(values)))
                 flying.append(asyncio.ensure_future(self.scope.commit(tuple(operations))))
-                await asyncio.sleep(0)
             while flying:
                 ids += _ids(await flying.popleft(), start)
         finally:

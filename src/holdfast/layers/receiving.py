@@ -67,6 +67,8 @@ SEARCH_MS: Final = 30_000
 """How often it looks for messages of dead consumers although nothing tells of one."""
 LINGER_MS: Final = 5_000
 """How long a receiver that nobody needs keeps its lease, and what it has taken ahead."""
+SPINS: Final = 8
+"""Turns of the event loop that are waited before it counts as waiting."""
 RETRY_MS: Final = 200
 """After something failed."""
 PROMOTED_MAX: Final = 64
@@ -172,6 +174,10 @@ class Receiver:
             self._want()
             return await reply
         self._want()
+        for _ in range(SPINS):
+            if reply.done():
+                return reply.result()
+            await asyncio.sleep(0)
         answered = asyncio.Event()
         reply.add_done_callback(lambda _: answered.set())
         await sleep_or(clock, deadline, answered)
@@ -273,6 +279,10 @@ class Receiver:
     async def _rest(self) -> bool:
         """Nobody waits: stay for a while, then let go. False when it is over."""
         clock = self.scope.clock
+        for _ in range(SPINS):  # mostly somebody comes back at once, and no timer is worth it
+            if self._wake.is_set():
+                return True
+            await asyncio.sleep(0)
         if await sleep_or(clock, clock.now_ms() + LINGER_MS, self._wake):
             return True
         self._stop_watching()
