@@ -1,11 +1,13 @@
 """Stores for the tests of layers: every test runs on every engine, with a clock it moves itself.
 
-One of them is a memory engine behind the policy of a keeper: no layer needs more than an agent may do.
+One of them is a memory engine behind the policy of a keeper: no layer needs more than an agent may do. A module whose
+ON_SERVERS names tests runs only those on Redis and PostgreSQL, and all of them there in the soak.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from holdfast.engines import registry
 from tests.layers.policed import open_policed
 
 _numbers = itertools.count(1)
+SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 
 
 @pytest.fixture
@@ -27,6 +30,10 @@ def clock() -> ManualClock:
 @pytest.fixture(params=["memory", "policed", "sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A new store of each kind."""
+    chosen = getattr(request.module, "ON_SERVERS", None)
+    on_server = request.param in ("redis", "postgres")
+    if chosen is not None and on_server and not SOAK and request.function.__name__ not in chosen:
+        pytest.skip("runs on servers in the soak")
     if request.param == "policed":
         if getattr(request.module, "FOR_ADMINISTRATORS", False):
             pytest.skip("agents have no business in this layer")

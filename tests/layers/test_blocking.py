@@ -117,3 +117,23 @@ def test_queues_work_without_await(tmp_path: Path) -> None:
             pass
         assert [(stats.name, stats.ready) for stats in space.queues.list()] == [("orders", 0), ("results", 1)]
         assert [each.body for each in space.queue("results").peek()] == ["done"]
+
+
+def test_tasks_and_pipelines_are_used_without_await(tmp_path: Path) -> None:
+    with holdfast.blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        space = store.space("contoso")
+        handle = space.tasks.submit(holdfast.TaskSpec(command=("true",)))
+        assert handle.status() == "created"
+        assert handle.stop().status == "ok"
+        assert [event.status for event in handle.events()] == ["created", "cancelled"]
+        assert list(handle.stream()) == []
+        with pytest.raises(holdfast.TaskFailed):
+            handle.result()
+        assert space.tasks.get(handle.tid).tid == handle.tid
+        assert [state.tid for state in space.tasks.list()] == [handle.tid]
+        assert space.tasks.overview().counts["cancelled"] == 1
+        assert len(list(space.tasks.observe(cursor="r0", live=False))) == 2
+        stages = [{"name": "a", "spec": {"command": ["true"]}}]
+        pipeline = space.tasks.pipelines.start({"name": "n", "stages": stages})
+        assert space.tasks.pipelines.advance() == 1
+        assert pipeline.state().stages["a"].status == "running"

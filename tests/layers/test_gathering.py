@@ -100,6 +100,22 @@ async def test_conditions_see_what_others_wrote_before_them(space: Space, gather
     assert await space.records.get("cash") == 0
 
 
+async def test_a_condition_on_what_the_one_before_writes_is_judged_after_it(space: Space, gathering: Gathering) -> None:
+    await space.records.set("cash", 1)
+    outcomes = await asyncio.gather(
+        gathering.commit((Increment("records/cash", -1),)),
+        gathering.commit((Put("records/bought", b"1"),), (AtLeast("records/cash", 1),)),
+        return_exceptions=True,
+    )
+    outcomes += await asyncio.gather(
+        gathering.commit((Put("records/leader", b"1"),)),
+        gathering.commit((Put("records/won", b"2"),), (Absent("records/leader"),)),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in outcomes] == [Receipt, Conflict, Receipt, Conflict]
+    assert await space.records.keys() == ["cash", "leader"]
+
+
 async def test_the_order_of_writes_to_one_key_is_kept(space: Space, gathering: Gathering) -> None:
     await asyncio.gather(
         gathering.commit((Increment("records/n", 1),)),

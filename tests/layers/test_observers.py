@@ -11,6 +11,12 @@ from holdfast import Alert, AlertRule, InvalidInput, ManualClock, Space, TaskSpe
 from holdfast.layers.observers import Selection
 from tests.layers.works import BROKEN, DONE, begun, done, mortal, soon
 
+ON_SERVERS = {
+    "test_events_are_selected_by_status_tags_and_pattern",
+    "test_the_overview_knows_counts_durations_and_rate",
+    "test_a_state_raises_an_alert",
+}
+
 
 def spec(name: str, *tags: str) -> TaskSpec:
     return TaskSpec(command=("x",), name=name, tags=tags)
@@ -107,10 +113,10 @@ async def first_alert(space: Space, clock: ManualClock, *rules: AlertRule) -> Al
     stream = space.tasks.alerts(*rules, cursor="r0")
     waiting = asyncio.ensure_future(anext(stream))
     for _ in range(500):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
         if waiting.done():
             break
-        clock.advance("1s")
+        clock.advance("5s")
     alert: Alert = await soon(waiting)
     await stream.aclose()  # type: ignore[attr-defined]
     return alert

@@ -12,6 +12,12 @@ from holdfast.layers.pipeline_states import PipelineSpec
 from holdfast.layers.task_ledger import TaskLedger
 from tests.layers.works import begun, mortal, soon
 
+ON_SERVERS = {
+    "test_results_flow_from_stage_to_stage_and_fan_out_over_items",
+    "test_a_pipeline_runs_by_itself_where_managers_follow_it",
+    "test_several_who_move_it_on_at_once_submit_nothing_twice",
+}
+
 THREE = {
     "name": "nightly",
     "stages": [
@@ -123,6 +129,22 @@ async def test_several_who_move_it_on_at_once_submit_nothing_twice(space: Space,
         await run_one(view, ledger)
         await asyncio.gather(*(boss.tasks.pipelines.advance() for _ in range(5)))
         assert await waiting(space) == ["nightly.parse"] * 3
+
+
+async def test_a_step_that_another_has_taken_meanwhile_is_not_taken_again(
+    boss: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await boss.tasks.pipelines.start(THREE)
+    engine, real = boss._scope.engine, boss._scope.engine.commit
+
+    async def overtaken(space: str, batch: Any) -> Any:
+        monkeypatch.setattr(engine, "commit", real)
+        await boss.tasks.pipelines.advance()
+        return await real(space, batch)
+
+    monkeypatch.setattr(engine, "commit", overtaken)
+    await boss.tasks.pipelines.advance()
+    assert await waiting(boss) == ["nightly.fetch"]
 
 
 @pytest.mark.parametrize("dies_at", range(8))

@@ -18,6 +18,12 @@ from holdfast.layers.blobs import Blobs
 from holdfast.layers.task_output import PREVIEW_BYTES, Spool, StreamName, TextSplitter, data_of, envelope, pieces
 from tests.layers.works import DONE, begun, done, mortal, soon
 
+ON_SERVERS = {
+    "test_rule_36_above_the_limit_output_is_spilled_with_path_size_preview_and_sha256",
+    "test_rule_39_chunks_come_live_in_order_and_the_last_one_is_final",
+    "test_a_stream_over_the_limit_goes_on_from_the_blob_where_it_was",
+}
+
 SMALL = TaskSpec(command=("x",), output_size_limit_mb=0.001)
 """Whose limit is 1,048 bytes."""
 LIVE = TaskSpec(command=("x",), stream_output=True, output_size_limit_mb=0.001)

@@ -333,19 +333,22 @@ async def test_a_command_that_nobody_answers_waits_for_the_next_manager(space: S
         assert (answer.status, answer.message) == ("ok", "the task is killed")
 
 
-@pytest.mark.parametrize("body", [5, [], {"command": 7}, {"command": "DANCE"}, {"command": "WRITE", "data": "%%%"}])
-async def test_a_malformed_control_message_is_answered_with_an_error(space: Space, boss: Space, body: Any) -> None:
+MALFORMED: list[Any] = [5, [], {"command": 7}, {"command": "DANCE"}, {"command": "WRITE", "data": "%%%"}]
+
+
+async def test_a_malformed_control_message_is_answered_with_an_error(space: Space, boss: Space) -> None:
     handle = await space.tasks.submit(TRUE)
     async with mortal(boss) as (ledger, view, _):
         await begun(view, ledger)
-        await space._scope.commit((Push(f"tasks/ctrl_in/{handle.tid}/", encode(body)),))
-        [control] = await ledger.pending(handle.tid)
-        assert control.error is not None
-        await ledger.answer(control, "error", control.error)
-        [answer] = await space.tasks.peek(f"T{handle.tid}.ctrl_out")
-        assert answer["status"] == "error"
-        with pytest.raises(Conflict):
-            await ledger.answer(control, "ok")
+        for number, body in enumerate(MALFORMED, 1):
+            await space._scope.commit((Push(f"tasks/ctrl_in/{handle.tid}/", encode(body)),))
+            [control] = await ledger.pending(handle.tid)
+            assert control.error is not None
+            await ledger.answer(control, "error", control.error)
+            answers = await space.tasks.peek(f"T{handle.tid}.ctrl_out")
+            assert [answer["status"] for answer in answers] == ["error"] * number
+            with pytest.raises(Conflict):
+                await ledger.answer(control, "ok")
 
 
 # --- lists and counts ---

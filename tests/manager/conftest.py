@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import holdfast
-from holdfast import ManagerInfo, Space, Store
+from holdfast import Manager, ManagerInfo, ManagerOptions, Space, Store
 from holdfast.manager.place import store_id
 from tests.processes.conftest import living
 
@@ -50,6 +50,18 @@ async def serving(url: str, space: str = SPACE, **options: Any) -> AsyncIterator
             for each in await view.tasks.managers():
                 end(each.pid)
             assert await until(lambda: not living(served.marker)), living(served.marker)
+
+
+@asynccontextmanager
+async def inside(store: Store, **options: Any) -> AsyncIterator[Space]:
+    """A manager that is part of this program, as long as this lasts."""
+    manager = Manager(store, SPACE, ManagerOptions(**{"concurrency": 2, "grace": "50ms", **options}))
+    task = asyncio.create_task(manager.run())
+    try:
+        yield store.space(SPACE, agent="tester")
+    finally:
+        manager.stop("kill")
+        await asyncio.wait_for(task, 20)
 
 
 def end(pid: int) -> None:

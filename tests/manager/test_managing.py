@@ -15,10 +15,15 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast import InvalidInput, Manager, ManagerOptions, TaskRetry, TaskSpec, Unavailable, ensure_manager
+from holdfast import InvalidInput, TaskRetry, TaskSpec, ensure_manager
+from holdfast.clock import SystemClock
+from holdfast.engine import Batch, Delete
+from holdfast.identity import Role
 from holdfast.layers.tid import check_tid
+from holdfast.layers.tokens import Tokens
 from holdfast.manager.place import Place
-from tests.manager.conftest import SPACE, end, running, serving, until
+from holdfast.testing.servers.keeper import KeeperServer
+from tests.manager.conftest import SPACE, end, inside, running, serving, until
 from tests.processes.conftest import is_alive, living
 
 HERE = "tests.manager.targets"
@@ -307,7 +312,7 @@ async def test_55_a_manager_sees_nothing_of_another_space(path: str) -> None:
 
 async def test_a_manager_that_cannot_start_says_why(path: str) -> None:
     async with holdfast.open(path) as store:
-        with pytest.raises(Unavailable, match="no_such_module"):
+        with pytest.raises(InvalidInput, match="no_such_module"):
             await ensure_manager(store.space(SPACE), preload=("no_such_module",))
         with pytest.raises(InvalidInput, match="concurrency"):
             await ensure_manager(store.space(SPACE), concurrency=0)
@@ -317,14 +322,9 @@ async def test_a_manager_that_cannot_start_says_why(path: str) -> None:
 
 
 async def test_a_manager_can_be_part_of_another_program() -> None:
-    async with holdfast.open("memory:") as store:
-        space = store.space(SPACE, agent="tester")
-        manager = Manager(store, SPACE, ManagerOptions(concurrency=2))
-        task = asyncio.create_task(manager.run())
+    async with holdfast.open("memory:") as store, inside(store) as space:
         handle = await space.tasks.submit(TaskSpec(command=("echo", "here")))
         assert await handle.result("20s") == b"here\n"
-        manager.stop()
-        await asyncio.wait_for(task, 20)
 
 
 async def test_the_log_is_beside_the_store_and_the_place_is_free_as_soon_as_its_holder_is_dead(path: str) -> None:
@@ -343,3 +343,91 @@ async def test_a_manager_is_ready_within_a_second(path: str) -> None:
         taken = time.monotonic() - began
         end(info.pid)
         assert taken < 5  # a second, on a machine that has nothing else to do
+
+
+async def test_a_task_whose_message_somebody_removed_has_an_end() -> None:
+    async with holdfast.open("memory:") as store, inside(store) as space:
+        handle = await space.tasks.submit(TaskSpec(command=("sleep", "0.3")))
+        await running(handle)
+        page = await store.engine.scan(SPACE, f"reserved/T{handle.tid}.inbox/")
+        await store.engine.commit(SPACE, Batch("tester", tuple(Delete(entry.key) for entry in page.entries)))
+        state = await handle.wait("20s")
+        assert state.status == "failed"
+
+
+async def test_a_keepers_manager_is_an_orchestrator_and_agents_submit_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with KeeperServer.temporary() as keeper:
+        async with holdfast.open(keeper.url, token=keeper.admin) as admin:
+            made = Tokens(admin.engine, SystemClock(), "tester")
+            roles: tuple[Role, ...] = ("agent", "orchestrator")
+            tokens = {role: str((await made.create(f"the-{role}", SPACE, role))[0]) for role in roles}
+        async with (
+            holdfast.open(keeper.url, token=tokens["agent"]) as mine,
+            holdfast.open(keeper.url, token=tokens["orchestrator"]) as theirs,
+        ):
+            space = mine.space(SPACE)
+            handle = await space.tasks.submit(
+                TaskSpec(command=("sh", "-c", "cat; sleep 60"), stream_output=True), {"x": 1}
+            )
+            with pytest.raises(holdfast.AccessDenied, match="the-agent"):
+                await ensure_manager(space, idle=60)
+            info = await ensure_manager(theirs.space(SPACE), idle=60)
+            try:
+                async for chunk in handle.stream():
+                    if chunk.data:
+                        assert chunk.data == b'{"x":1}\n'
+                        break
+                assert (await handle.ping()).message == "PONG"
+                assert (await handle.stop()).status == "ok"
+                assert (await handle.state()).status == "cancelled"
+                with pytest.raises(holdfast.AccessDenied):
+                    await (await space.tasks.get(info.tid)).stop()
+            finally:
+                end(info.pid)
+
+
+async def test_a_store_that_is_away_for_longer_than_the_lease_ends_the_children_and_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with KeeperServer.temporary() as keeper:
+        async with holdfast.open(keeper.url, token=keeper.admin) as store:
+            space = store.space(SPACE, agent="tester")
+            handle = await space.tasks.submit(SLEEP)
+            info = await ensure_manager(space, idle=60, lease="700ms")
+            try:
+                state = await running(handle)
+                keeper.kill()
+                assert await until(lambda: not is_alive(state.pid or 0))
+                assert is_alive(info.pid)
+                await asyncio.to_thread(keeper.start)
+                while (again := await handle.state()).attempt < 2 or again.pid is None:
+                    await asyncio.sleep(0.02)
+                assert again.manager not in (None, info.tid)
+                assert is_alive(again.pid)
+            finally:
+                end(info.pid)
+
+
+async def test_a_store_that_is_away_for_less_than_the_lease_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with KeeperServer.temporary() as keeper:
+        async with holdfast.open(keeper.url, token=keeper.admin) as store:
+            space = store.space(SPACE, agent="tester")
+            handle = await space.tasks.submit(TaskSpec(command=("sh", "-c", "sleep 0.3; echo done")))
+            info = await ensure_manager(space, idle=60, lease="30s")
+            try:
+                await running(handle)
+                keeper.kill()
+                await asyncio.sleep(0.6)  # the task ends while the store is away
+                await asyncio.to_thread(keeper.start)
+                assert await handle.result("20s") == b"done\n"
+                state = await handle.state()
+                assert (state.attempt, state.manager) == (1, info.tid)
+            finally:
+                end(info.pid)

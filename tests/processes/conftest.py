@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -36,7 +37,7 @@ async def order() -> AsyncIterator[MakeOrder]:
         return Order(argv=argv or None, **options)
 
     yield make
-    assert await until(lambda: not living(store)), [process.cmdline() for process in living(store)]
+    assert await until(lambda: not living(store)), [process.pid for process in living(store)]
 
 
 def living(store: str) -> list[psutil.Process]:
@@ -44,9 +45,9 @@ def living(store: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("HOLDFAST_TASK", "").startswith(f"{store}/"):
+            if f"HOLDFAST_TASK={store}/".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
                 found.append(process)
-        except (psutil.Error, OSError):
+        except OSError:
             continue
     return found
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from holdfast.processes import Launcher, settle_leftovers
+from holdfast.processes.zygote import LEAVING_MS_MAX
 from tests.processes.conftest import MakeOrder, below, first_line, is_alive, living, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,6 +37,8 @@ def manager(marker: str, *functions: str) -> Iterator[tuple[subprocess.Popen[byt
             yield process, json.loads(process.stdout.readline())
         finally:
             process.kill()
+            for left in living(marker):  # of a test that failed
+                left.kill()
 
 
 def everybody(pid: int) -> list[int]:
@@ -43,7 +46,8 @@ def everybody(pid: int) -> list[int]:
 
 
 async def gone(pids: list[int]) -> bool:
-    return await until(lambda: not any(is_alive(pid) for pid in pids))
+    """Sooner than the zygote would kill wardens that do nothing."""
+    return await until(lambda: not any(is_alive(pid) for pid in pids), LEAVING_MS_MAX / 1000 - 1)
 
 
 async def test_a_manager_killed_with_9_leaves_nothing() -> None:
@@ -53,7 +57,7 @@ async def test_a_manager_killed_with_9_leaves_nothing() -> None:
         assert len(pids) >= 1 + 1 + 4 + 7
         assert {child["target"] for child in told["children"]} <= set(pids)
         process.kill()
-        assert await gone(pids), [process.cmdline() for process in living("dead-manager")]
+        assert await gone(pids), living("dead-manager")
 
 
 async def test_a_manager_and_its_zygote_killed_at_once_leave_nothing() -> None:
@@ -67,13 +71,14 @@ async def test_a_manager_and_its_zygote_killed_at_once_leave_nothing() -> None:
 async def test_when_all_are_killed_at_once_the_next_manager_settles_what_is_left() -> None:
     with manager("dead-all", "fork_twice [true]", "spin_in_children [2]") as (process, told):
         pids = everybody(process.pid)
-        bystander = popen(["sleep", "600"], env={"HOLDFAST_TASK": "dead-allies/1"})
+        bystander = popen(["sleep", "60"], env={"HOLDFAST_TASK": "dead-allies/1"})
         keepers = [process.pid, told["zygote"], *(child["warden"] for child in told["children"])]
         for pid in keepers:
             os.kill(pid, signal.SIGSTOP)  # so that none can act on another's death
         for pid in keepers:
             os.kill(pid, signal.SIGKILL)
-        assert await gone([child["target"] for child in told["children"]])  # they die with their wardens
+        # Targets die with their wardens.
+        assert await gone([*keepers, *(child["target"] for child in told["children"])])
         left = [pid for pid in pids if is_alive(pid)]
         assert len(left) == 3  # a daemon and two children
         assert await settle_leftovers("dead-all/0") == 1
@@ -184,7 +189,7 @@ async def test_a_fork_of_the_manager_does_not_hide_its_death() -> None:
         "        pid = os.fork()\n"
         "        if pid == 0:\n"
         "            os.closerange(0, 3)\n"
-        "            time.sleep(600)\n"
+        "            time.sleep(30)\n"
         "        print(child.pid, pid, flush=True)\n"
         "        await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"

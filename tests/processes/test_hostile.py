@@ -153,6 +153,16 @@ async def test_tells_its_warden_to_terminate(launcher: Launcher, order: MakeOrde
     assert (await child.kill()).reason == "killed"
 
 
+async def test_an_end_that_falls_together_with_a_sample_is_told_as_it_was(launcher: Launcher, order: MakeOrder) -> None:
+    """Trees that are killed while a sample, the timeout and the grace are due in the same moment."""
+
+    async def one() -> str:
+        wanted = order("sh", "-c", "sleep 60 & exit 3", timeout="100ms", limits=Limits(memory_mb=500, cpu_percent=50))
+        return (await (await launcher.start(wanted)).wait()).reason
+
+    assert set(await asyncio.gather(*(one() for _ in range(24)))) <= {"exited", "timeout"}
+
+
 async def test_writes_nonsense_to_the_pipe_of_its_outcome(launcher: Launcher, order: MakeOrder, tmp_path: Path) -> None:
     (tmp_path / "forger.py").write_text(
         "import os\ndef forge():\n    fd = max(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}'))\n"
@@ -234,6 +244,22 @@ async def test_pause_stops_a_tree_that_forks_meanwhile(launcher: Launcher, order
         assert (await child.usage()).cpu_seconds == before
         await child.resume()
     await child.kill()
+
+
+async def test_pause_stops_a_fork_that_is_under_way(launcher: Launcher, order: MakeOrder) -> None:
+    """SIGSTOP lets it finish, and the new process runs unless it is looked for again."""
+
+    async def one(delay: float) -> None:
+        child = await start(launcher, order, "spin_in_children", 12)
+        await asyncio.sleep(delay)
+        await child.pause()
+        before = (await child.usage()).cpu_seconds
+        await asyncio.sleep(0.1)
+        assert (await child.usage()).cpu_seconds == before
+        await child.kill()
+
+    for number in range(10):
+        await one(number * 0.003)
 
 
 async def test_a_member_that_is_continued_by_others_is_stopped_again(launcher: Launcher, order: MakeOrder) -> None:

@@ -18,7 +18,9 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     NotRunnable,
+    OutcomeUnknown,
     TargetMissing,
+    Unavailable,
 )
 from holdfast.processes import Allowed, Launcher
 from tests.processes.conftest import MakeOrder, below, first_line, is_alive, printed, until
@@ -399,6 +401,20 @@ async def test_a_launcher_that_ends_takes_its_children_along(order: MakeOrder) -
     with pytest.raises(InvalidInput, match="closed"):
         await launcher.start(order("true"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_launch_that_meets_the_end_of_its_launcher_leaves_nothing(order: MakeOrder) -> None:
+    for delay in (0.0, 0.004, 0.008):
+        launcher = Launcher()
+        await launcher.open()
+        launch = asyncio.ensure_future(launcher.start(order("sleep", "600")))
+        await asyncio.sleep(delay)
+        await launcher.close()
+        try:
+            child = await launch
+            assert child.has_ended
+        except (InvalidInput, OutcomeUnknown, Unavailable):
+            continue
 
 
 async def test_children_that_ended_leave_no_descriptors_open(launcher: Launcher, order: MakeOrder) -> None:

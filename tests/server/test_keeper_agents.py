@@ -103,6 +103,31 @@ async def _coordinate(space: Space) -> None:
     assert await space.locks.list() == []
 
 
+async def test_agents_share_a_queue_and_neither_ends_what_the_other_has(keeper: KeeperServer) -> None:
+    names = ("queue-sender", "queue-worker")
+    tokens = [await make_token(keeper, name, "queueing") for name in names]
+    async with (
+        holdfast.open(keeper.url, token=tokens[0]) as first,
+        holdfast.open(keeper.url, token=tokens[1]) as second,
+    ):
+        sender, worker = first.space("queueing").queue("orders"), second.space("queueing").queue("orders")
+        waiting = asyncio.create_task(worker.take(wait="20s"))
+        await asyncio.sleep(0.1)
+        await sender.put("a", dedup="a")
+        message = await waiting
+        with pytest.raises(AccessDenied):
+            await sender.ack(message.id)
+        await message.complete("done", to="results")
+        assert [each.body for each in await first.space("queueing").queue("results").peek()] == ["done"]
+        await sender.put("b")
+        with pytest.raises(ValueError, match="b"):
+            async with worker.reserve(wait="20s") as message:
+                raise ValueError(message.body)
+        with pytest.raises(AccessDenied):
+            await sender.dead.retry()
+        assert await worker.dead.retry() == 1
+
+
 async def test_the_name_is_the_tokens_and_no_other(keeper: KeeperServer) -> None:
     async with client(keeper, "market") as (store, space):
         assert store.identity is not None

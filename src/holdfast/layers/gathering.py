@@ -88,7 +88,6 @@ class Gathering:
         self._scope = scope
         self._waiting: deque[_Part] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._retries: set[asyncio.Task[None]] = set()
 
     async def commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = ()) -> Receipt:
         """As `scope.commit`; the receipt's results are those of these operations."""
@@ -105,8 +104,8 @@ class Gathering:
 
     async def close(self) -> None:
         """Send what was accepted."""
-        while self._task is not None or self._retries:
-            await asyncio.wait([*self._retries, *([] if self._task is None else [self._task])])
+        while self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
@@ -172,10 +171,8 @@ class Gathering:
             for part in parts:
                 _fail(part, exc)
         except Error:
-            for part in parts:  # the engine commits what comes together in one go
-                task = asyncio.get_running_loop().create_task(self._alone(part))
-                self._retries.add(task)
-                task.add_done_callback(self._retries.discard)
+            # At the same time: the engine commits them in one go. Who came later goes later.
+            await asyncio.gather(*(self._alone(part) for part in parts))
         except BaseException as exc:
             for part in parts:
                 _fail(part, exc)

@@ -341,6 +341,10 @@ class TaskLedger:
         self._shown.pop(launch.tid, None)
         return after
 
+    async def abandon(self, launch: Launch, reason: str) -> None:
+        """End it as failed, without what it printed: its outcome cannot be written as it should be."""
+        await self._settle(launch.state, launch.version, reason, launch.request)
+
     async def _final_output(self, launch: Launch, kept_ms: int | None, spilled_ms: int | None) -> tuple[Any, Parts]:
         spec, content = launch.spec, await launch.spool.finish()
         rest = content

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.clock import Clock, SystemClock, duration_ms
-from holdfast.errors import Error
+from holdfast.errors import AccessDenied, Error
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.task_launch import ManagerInfo
@@ -79,8 +79,13 @@ class Manager:
 
     async def run(self, ready: Callable[[ManagerInfo], None] | None = None) -> None:
         """Serve. `ready` is called when it is registered, and can be found, for the first time."""
-        if self._store.identity is None:
+        identity = self._store.identity
+        if identity is None:
             self._store.look_after(self._name)
+        elif identity.role == "agent":
+            raise AccessDenied(
+                f"the token of {identity.agent!r} is an agent's; a manager writes what becomes of everybody's tasks, and needs an orchestrator's"
+            )
         options = self._options
         async with Launcher(allowed=_allowed(options), preload=options.preload, clock=self._clock) as launcher:
             while await self._serve(launcher, ready):

@@ -10,8 +10,8 @@ A manager is started detached: in a session of its own, and no child of whoever 
 lock of the place (`place.py`) lets one of them serve, the others end. It works in the folder of whoever started it and with that
 environment; its log is beside the store.
 
-How it fails. What a manager says against its store (no such server, a token that is refused) is raised here, as Unavailable. One
-that does not become ready is given up after READY_S_MAX.
+How it fails. What a manager says against its store or its options (no such server, a token that is refused, a module that is not there)
+is raised here. One that does not become ready is given up after READY_S_MAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 from holdfast.clock import Duration
 from holdfast.codec import decode
 from holdfast.engines.registry import file_of
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import AccessDenied, AuthenticationFailed, InvalidInput, Unavailable
 from holdfast.layers.task_launch import ManagerInfo
 from holdfast.manager.options import ManagerOptions
 from holdfast.manager.place import Place
@@ -117,7 +117,8 @@ async def _start(space: Space, origin: Origin, options: ManagerOptions, place: P
         raise Unavailable(f"the manager ended before it was ready; {place.log} says why")
     told = decode(line, dict)
     if "error" in told:
-        raise Unavailable(f"the manager cannot serve: {told['error']}")
+        kind = _REFUSALS.get(told.get("code", ""), Unavailable)
+        raise kind(f"the manager cannot serve: {told['error']}")
     return None if "other" in told else msgspec.convert(told, ManagerInfo)
 
 
@@ -133,6 +134,8 @@ def _arguments(space: Space, origin: Origin, options: ManagerOptions, ready_fd: 
     return given + (["--restrict"] if options.is_restricted else [])
 
 
+_REFUSALS: Final = {each.code: each for each in (AccessDenied, AuthenticationFailed, InvalidInput)}
+"""What a manager may say of its store or its options; everything else may get better."""
 _TIMES: Final = ("idle", "lease", "grace")
 
 

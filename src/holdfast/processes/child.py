@@ -21,10 +21,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.codec import decode
+from holdfast.codec import check_json, decode
 from holdfast.errors import Conflict, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.processes.kernel import send
-from holdfast.processes.leftovers import settle_leftovers
+from holdfast.processes.leftovers import SETTLING_S, is_living, settle_leftovers
 from holdfast.processes.messages import (
     Answer,
     Failure,
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended; its whole tree is dead."""
+    """How a child ended; its whole tree is dead. Of a `lost` one the figures are not known, and are 0."""
 
     reason: Reason
     code: int
@@ -319,7 +319,7 @@ class Child:
         match report:
             case Hello():
                 self._hello.set_result(report)
-            case Started(pid):
+            case Started(pid=pid):
                 self.pid = pid
                 self._started.set_result(report)
             case Refused():
@@ -343,12 +343,17 @@ class Child:
 
     async def _bury_the_lost(self) -> None:
         await self._settled(self._hello.result().pid)
+        target = self._started.result()
+        began = target.started if isinstance(target, Started) else 0
         while True:
             try:
                 await settle_leftovers(self.order.marker)
-                break
             except OutcomeUnknown:
                 continue  # no end is told without proof
+            if not is_living(self.pid, began):
+                break
+            send(self.pid, began, signals.SIGKILL)
+            await asyncio.sleep(SETTLING_S)
         killed = Over(self._asked or "lost", None, int(signals.SIGKILL), 0, 0.0, 0, 0)
         self._bury(killed)
 
@@ -403,7 +408,7 @@ class Child:
         try:
             outcome = outcomes.decode(self._outcome)
             if outcome.value is not None:
-                decode(outcome.value)
+                check_json(outcome.value)
             return outcome
         except Exception as exc:
             return Outcome(failure=Failure("Damaged", f"the outcome of the function is unreadable: {exc}", ""))

@@ -254,6 +254,9 @@ class Launcher:
         if isinstance(started, Refused):
             child._release()
             raise (TargetMissing if started.missing else NotRunnable)(started.message)
+        if self._closed:
+            child._release()
+            raise InvalidInput("this launcher was closed while it started something; that is ended again")
         self._known.add(child)
         if child.has_ended:
             return child
@@ -316,7 +319,7 @@ class Launcher:
             function=order.function,
             parameters=encode([list(order.args), dict(order.kwargs)]),
             env=order.environment(os.environ),
-            cwd=os.fspath(order.cwd) if order.cwd is not None else os.getcwd(),
+            cwd=_cwd(order),
             timeout_ms=None if order.timeout is None else duration_ms(order.timeout, name="timeout"),
             memory_bytes=None if limits.memory_mb is None else max(1, round(limits.memory_mb * 1024 * 1024)),
             cpu_percent=limits.cpu_percent,
@@ -326,3 +329,10 @@ class Launcher:
             short=order.short,
             name=order.name,
         )
+
+
+def _cwd(order: Order) -> str:
+    try:
+        return os.path.abspath(os.fspath(order.cwd or "."))
+    except OSError as exc:
+        raise NotRunnable("the launcher's own working directory is gone, and the order names no other") from exc

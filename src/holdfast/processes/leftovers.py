@@ -30,22 +30,32 @@ async def settle_leftovers(marker: str, *, below: bool = False) -> int:
     With `below`, the marker is a beginning: `settle_leftovers("<store>/", below=True)` ends whatever a store's tasks left.
     This process, and those it descends from, are never ended.
     """
-    ended: set[tuple[int, int]] = set()
+    killed: dict[tuple[int, int], tree.Member] = {}
     deadline = asyncio.get_running_loop().time() + SETTLING_S_MAX
-    while found := find_leftovers(marker, below=below):
+    while True:
+        found = find_leftovers(marker, below=below)
         for member in found:
             send(member.pid, member.started, signal.SIGSTOP)
         for member in found:
             tree.kill_all(member.pid)
             send(member.pid, member.started, signal.SIGKILL)
-            ended.add(member[:2])
+            killed[member[:2]] = member
+        # Who is on its way out has no environment any more, and is not found above.
+        living = [member.pid for member in killed.values() if is_living(member.pid, member.started)]
+        if not found and not living:
+            return len(killed)
         if asyncio.get_running_loop().time() > deadline:
-            pids = ", ".join(str(member.pid) for member in found)
+            pids = ", ".join(map(str, living))
             raise OutcomeUnknown(
                 f"processes of {marker!r} were killed and do not die: {pids}; the machine must let go of them"
             )
         await asyncio.sleep(SETTLING_S)
-    return len(ended)
+
+
+def is_living(pid: int, started: int) -> bool:
+    """Whether the process that has this number and started then is not dead."""
+    member = tree.look(pid)
+    return member is not None and member.started == started and not member.is_dead
 
 
 def find_leftovers(marker: str, *, below: bool = False) -> list[tree.Member]:

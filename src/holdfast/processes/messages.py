@@ -74,6 +74,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """The target runs: the command was executed, or the function is being looked for."""
 
     pid: int
+    started: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

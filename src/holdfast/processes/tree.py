@@ -1,10 +1,10 @@
 """The descendants of a process: found, measured, stopped and signalled, by reading /proc.
 
-A tree changes while it is looked at. Two facts of Linux make it tractable: a process with a pending signal cannot fork
-(fork starts over, after the signal), and the children of a subreaper's dead descendants become the subreaper's own. So who
-stops a process first and then reads its children misses none of them, and a second walk finds what a process left that
-died meanwhile. `freeze` walks top-down in that way until a walk finds nobody new. Numbers are reused; a member is a number
-and a start time, and is signalled through a pidfd (kernel.py).
+A tree changes while it is looked at. Three facts of Linux make it tractable: a process that stands still (state T) forks
+nothing; one that has SIGKILL pending finishes no fork; and the children of a subreaper's dead descendants become the subreaper's
+own. SIGSTOP alone is not enough: a fork that is under way when it arrives is finished first. So `freeze` walks top-down and
+stops whoever moves until a walk finds everybody still. Numbers are reused; a member is a number and a start time, and is
+signalled through a pidfd (kernel.py).
 
 Resident memory is summed over the members. Forks share pages, so the sum can be too high; where it is above a limit, the
 proportional share (PSS), which is dearer to read, decides.
@@ -13,14 +13,18 @@ proportional share (PSS), which is dearer to read, decides.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdfast.processes.kernel import send
 
-ROUNDS_MAX: Final = 64
-"""Walks of one freeze. Whoever forks faster than that is caught by the next freeze, and by its process group."""
+ROUNDS_MAX: Final = 100
+"""Walks of one freeze. Whoever is not still then is stopped by the next: a tree that is to stand still is looked at again."""
+ROUND_S: Final = 0.001
+KILLING_ROUNDS: Final = 3
+"""Walks before a kill. They only keep a dying tree from changing its parents; the passes of its warden do the rest."""
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -106,18 +110,19 @@ def members(root: int) -> Iterator[Member]:
             waiting += children(pid, member.threads)
 
 
-def freeze(root: int) -> None:
-    """Stop every descendant, also those that appear meanwhile."""
-    stopped: set[tuple[int, int]] = set()
-    for _ in range(ROUNDS_MAX):
-        found = False
+def freeze(root: int, rounds: int = ROUNDS_MAX) -> bool:
+    """Stop every descendant, also those that appear meanwhile; tells whether a walk found them all still."""
+    for number in range(rounds):
+        if number > 1:
+            select.select([], [], [], ROUND_S)  # a running process stands still when it is next scheduled
+        moving = 0
         for member in members(root):
-            if member[:2] not in stopped and not member.is_dead:
-                stopped.add(member[:2])
-                found = True
+            if not member.is_still:
+                moving += 1
                 send(member.pid, member.started, signal.SIGSTOP)
-        if not found:
-            return
+        if not moving:
+            return True
+    return False
 
 
 def signal_all(root: int, number: signal.Signals) -> int:
@@ -129,10 +134,11 @@ def kill_all(root: int, *, groups: bool = False) -> int:
     """Freeze and kill every descendant; gives how many lived. With `groups`, their process groups too.
 
     A group is signalled at once, with nobody able to fork out of it: against those who fork and die faster than they are
-    read. It is only used for groups of sessions that began below the root, where nobody else can be a member.
+    read. It is for a root that is this process, and for groups of other sessions than its own: they began below it, where
+    nobody else can be a member.
     """
-    freeze(root)
-    found, own_session = 0, os.getsid(root)
+    freeze(root, KILLING_ROUNDS)
+    found, own_session = 0, os.getsid(0)
     for member in members(root):
         if not member.is_dead:
             found += send(member.pid, member.started, signal.SIGKILL)
@@ -142,11 +148,6 @@ def kill_all(root: int, *, groups: bool = False) -> int:
             except OSError:
                 continue
     return found
-
-
-def is_still(root: int) -> bool:
-    """Whether no descendant can use CPU."""
-    return all(member.is_still for member in members(root))
 
 
 class Use(NamedTuple):

@@ -61,13 +61,15 @@ LIMITED_SAMPLES_MS: Final = 50
 """The pace afterwards, where a limit must be watched."""
 FREE_SAMPLES_MS: Final = 1_000
 FREE_SAMPLES_MS_MAX: Final = 10_000
-"""The pace afterwards where there is none: every second at first, then a twentieth of the tree's age."""
+"""The pace afterwards where there is none: ever more seldom, as the tree grows older. Usage is measured when it is asked for."""
 THROTTLE_MS: Final = 20
 """The pace at which the CPU of a limited tree is looked at while it runs."""
 THROTTLE_BURST_MS: Final = 100
 """How much of its share a tree that was idle can use at once."""
 HELD_MS_MAX: Final = 1_000
 """The longest that a tree is held back at once."""
+PAUSING_ROUNDS: Final = 400
+"""Walks before a pause is called done; on a busy machine a member stands still only when it gets its turn."""
 STILL_MS: Final = 250
 """How often a paused tree is looked at, in case somebody continued one of its members."""
 COPY_BYTES: Final = 4 * 1024 * 1024
@@ -76,8 +78,6 @@ FELLING_MS: Final = 5
 """Between two passes over a tree that is being killed."""
 GROUPS_AFTER: Final = 3
 """After so many passes, whole process groups are killed."""
-FREEZING_MS_MAX: Final = 200
-"""How long a pause waits for the members to stand still before it says that it is done."""
 
 
 class Streams(NamedTuple):
@@ -154,7 +154,8 @@ class Warden:
     def _do_what_is_due(self) -> None:
         now = elapsed_ms()
         for what in [what for what, at in self._due.items() if at <= now]:
-            del self._due[what]
+            if self._due.pop(what, None) is None:
+                continue  # what was done before it made it needless
             match what:
                 case "sample":
                     self._sample()
@@ -163,8 +164,7 @@ class Warden:
                 case "timeout":
                     self._stop("timeout", TIMEOUT_GRACE_MS)
                 case "still":
-                    if not tree.is_still(self._self):
-                        tree.freeze(self._self)
+                    tree.freeze(self._self)
                     self._schedule("still", STILL_MS)
                 case _:  # "grace", "linger", "fell"
                     self._fell(self._reason)
@@ -219,7 +219,7 @@ class Warden:
         if said:
             self._refused = refusals.decode(said)
         else:
-            say(self._link, Started(self._target))
+            say(self._link, Started(self._target, started_ticks(self._target) or 0))
             self._sample()  # not before: until then the target is a copy of this process
 
     def _stop(self, reason: Reason, grace_ms: int) -> None:
@@ -257,10 +257,7 @@ class Warden:
             at = self._due.pop("timeout", None)
             self._time_left_ms = None if at is None else max(1, at - elapsed_ms())
             self._show("paused")
-        tree.freeze(self._self)
-        deadline = elapsed_ms() + FREEZING_MS_MAX
-        while not tree.is_still(self._self) and elapsed_ms() < deadline:
-            select.select([], [], [], 0.001)  # a running process stands still when it is next scheduled
+        tree.freeze(self._self, PAUSING_ROUNDS)
         self._schedule("still", STILL_MS)
 
     def _resume(self) -> None:
@@ -296,7 +293,7 @@ class Warden:
             return FIRST_SAMPLES_MS
         if self._work.memory_bytes is not None or self._work.max_fds is not None:
             return LIMITED_SAMPLES_MS
-        return min(max(FREE_SAMPLES_MS, age / 20), FREE_SAMPLES_MS_MAX)
+        return min(max(FREE_SAMPLES_MS, age), FREE_SAMPLES_MS_MAX)
 
     def _throttle(self) -> None:
         """Stop a tree that used more than its share, until the share has caught up."""
@@ -308,9 +305,8 @@ class Warden:
             self._balance_ms = min(self._balance_ms, THROTTLE_BURST_MS * share)
         self._counted_at, self._spent = now, spent
         if self._balance_ms < 0:
-            if not self._held:
-                tree.freeze(self._self)
-                self._held = True
+            tree.freeze(self._self)  # again while it is held: somebody may have continued a member
+            self._held = True
             self._schedule("throttle", min(-self._balance_ms / share, HELD_MS_MAX))
         else:
             if self._held and not self._paused:
