@@ -27,6 +27,7 @@ NAMES: Final = (
     "correlations",
     "launching",
     "tasks",
+    "commands",
     "queues",
     "keeper_set",
     "keeper_get",
