@@ -28,7 +28,7 @@ async def main() -> None:
                     print(text.strip())
                     break
             os.kill(first.pid, signal.SIGKILL)
-            while os.path.exists(f"/proc/{first.pid}/exe"):
+            while os.path.exists(f"/proc/{first.pid}/exe"):  # noqa: ASYNC110 - nobody tells of its death
                 await asyncio.sleep(0.01)
             print("the manager was killed; the task says:", await handles[0].status())
             second = await ensure_manager(space, lease="1s", idle="30s")
