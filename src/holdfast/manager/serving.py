@@ -87,7 +87,8 @@ class Manager:
                 f"the token of {identity.agent!r} is an agent's; a manager writes what becomes of everybody's tasks, and needs an orchestrator's"
             )
         options = self._options
-        async with Launcher(allowed=_allowed(options), preload=options.preload, clock=self._clock) as launcher:
+        allowed = _allowed(options)
+        async with Launcher(allowed=allowed, preload=options.preload, clock=self._clock, spare=True) as launcher:
             while await self._serve(launcher, ready):
                 ready = None
 
