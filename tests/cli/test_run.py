@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.engine import Push
 from holdfast.layers.task_states import CTRL_IN
-from tests.cli.conftest import COMMAND, DEADLINE_S, Cli
+from tests.cli.conftest import COMMAND, DEADLINE_S, Cli, Outcome
 
 PYTHON = sys.executable
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +151,41 @@ def test_ctrl_c_stops_the_task_and_what_it_printed_stays(cli: Cli) -> None:
     [told] = cli("task", "list", "--pattern", "stoppable", "--json").json
     assert told["status"] == "cancelled"
     assert cli("logs", told["tid"]).out == "begun\n"
+
+
+def test_a_reader_that_goes_away_stops_the_task(cli: Cli, shell: Callable[[str], Outcome]) -> None:
+    ended = shell("holdfast run --name endless -- yes </dev/null | head -1; exit ${PIPESTATUS[0]}")
+    assert (ended.code, ended.out, ended.err) == (141, "y\n", "")
+    [told] = cli("task", "list", "--pattern", "endless", "--json").json
+    with contextlib.suppress(AssertionError):  # it may take a moment
+        cli("result", told["tid"], code=25)
+    assert cli("status", told["tid"], "--json").json["status"] == "cancelled"
+
+
+def test_ctrl_c_twice_kills_a_task_that_does_not_want_to_end(cli: Cli) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); time.sleep(60)"
+    )
+    running = subprocess.Popen(
+        [COMMAND, "run", "--name", "stubborn", "--", PYTHON, "-c", stubborn],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    assert running.stderr is not None
+    try:
+        assert running.stdout.readline() == b"begun\n"
+        running.send_signal(signal.SIGTERM)
+        assert b"once more kills it" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=DEADLINE_S)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 128 + signal.SIGTERM
+    [told] = cli("task", "list", "--pattern", "stubborn", "--json").json
+    assert told["status"] in ("cancelled", "killed")
 
 
 def test_an_interactive_task_is_typed_into_from_another_command(cli: Cli) -> None:

@@ -105,6 +105,7 @@ def flush() -> None:
 def note(text: str, json: bool) -> None:
     """Something the user should know, beside the output."""
     sys.stderr.write((as_json({"note": text}) if json else f"holdfast: {text}") + "\n")
+    sys.stderr.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

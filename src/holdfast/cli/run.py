@@ -24,7 +24,7 @@ from holdfast.cli.session import Session, file_of
 from holdfast.cli.tasks import plain, readable, tell_output
 from holdfast.engines.registry import split_url
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound, TaskFailed, TaskPending
-from holdfast.layers.task_control import WRITE_BYTES_MAX
+from holdfast.layers.task_control import WRITE_BYTES_MAX, Command
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import TaskState
@@ -153,6 +153,9 @@ async def _run(session: Session, spec: TaskSpec, message: Any, *, pumped: bool, 
                 if not session.json:
                     await tell_output(handle, output.Stream(raw=True), follow=True)
                 state = await handle.wait()
+            except OSError:  # whoever read our output has gone, as a shell's pipe does: nobody wants more of it
+                await _ask(handle, "STOP", session.json)
+                raise
             finally:
                 if pump is not None:
                     pump.cancel()
@@ -229,19 +232,11 @@ async def _signals(handle: TaskHandle, json: bool, *, on: bool) -> AsyncIterator
     loop, codes = asyncio.get_running_loop(), list[int]()
     asked: set[asyncio.Task[None]] = set()
 
-    async def ask(what: Any) -> None:
-        try:
-            await handle.control(what, wait=0)
-        except (Conflict, TaskPending, NotFound):
-            return  # it has ended, or it was told
-        except Error as exc:
-            output.note(f"task {handle.tid} could not be told to {what}: {exc}", json)
-
     def heard(number: int) -> None:
         codes.append(128 + number)
         if len(codes) == 1:
             output.note(f"stopping task {short_tid(handle.tid)}; once more kills it", json)
-        task = loop.create_task(ask("STOP" if len(codes) == 1 else "KILL"))
+        task = loop.create_task(_ask(handle, "STOP" if len(codes) == 1 else "KILL", json))
         asked.add(task)
         task.add_done_callback(asked.discard)
 
@@ -257,6 +252,16 @@ async def _signals(handle: TaskHandle, json: bool, *, on: bool) -> AsyncIterator
             signal.signal(number, before[number])
         if asked:
             await asyncio.gather(*asked)
+
+
+async def _ask(handle: TaskHandle, what: Command, json: bool) -> None:
+    """Give a command, and do not wait for its answer."""
+    try:
+        await handle.control(what, wait=0)
+    except (Conflict, TaskPending, NotFound):
+        return  # it has ended, or it was told
+    except Error as exc:
+        output.note(f"task {handle.tid} could not be told to {what}: {exc}", json)
 
 
 # --- stdin ---
