@@ -91,7 +91,7 @@ async def test_an_idle_manager_leaves_and_the_next_task_gets_another(path: str) 
 
 async def test_a_manager_is_not_idle_while_children_live(path: str) -> None:
     async with serving(path, idle="200ms") as served:
-        handle = await served.space.tasks.submit(TaskSpec(command=("sleep", "1")))
+        handle = await served.space.tasks.submit(TaskSpec(command=("sleep", "0.6")))
         assert (await handle.wait("20s")).status == "completed"
         assert (await handle.state()).manager == served.info.tid
 

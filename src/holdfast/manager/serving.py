@@ -87,12 +87,19 @@ class Manager:
                 f"the token of {identity.agent!r} is an agent's; a manager writes what becomes of everybody's tasks, and needs an orchestrator's"
             )
         options = self._options
-        allowed = _allowed(options)
-        async with Launcher(allowed=allowed, preload=options.preload, clock=self._clock, spare=True) as launcher:
-            while await self._serve(launcher, ready):
+        launcher = Launcher(allowed=_allowed(options), preload=options.preload, clock=self._clock, spare=True)
+        opening = asyncio.get_running_loop().create_task(launcher.open())  # while it registers
+        try:
+            while await self._serve(launcher, opening, ready):
                 ready = None
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            await launcher.close()
 
-    async def _serve(self, launcher: Launcher, ready: Callable[[ManagerInfo], None] | None) -> bool:
+    async def _serve(
+        self, launcher: Launcher, opening: asyncio.Task[None], ready: Callable[[ManagerInfo], None] | None
+    ) -> bool:
         """One term; tells whether there is to be another."""
         options, clock = self._options, self._clock
         engine = PatientEngine(self._store.engine, clock)
@@ -105,6 +112,7 @@ class Manager:
                 host=options.host, capacity=options.concurrency, lease=options.lease
             ) as ledger:
                 giving_up.cancel()
+                await asyncio.shield(opening)
                 ledger.lease.tell(engine.given_up)
                 log.info("manager %s serves %s on %s", ledger.tid, self._name, options.host)
                 if self._titled:
