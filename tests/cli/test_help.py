@@ -61,7 +61,9 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
     assert cli("--version", "--json").json == {"version": holdfast.__version__}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"], ["status"]], ids=" ".join
+)
 def test_what_is_slow_to_load_is_not_loaded(cli: Cli, folder: Path, words: list[str]) -> None:
     cli("set", "k", "1")
     code = (
