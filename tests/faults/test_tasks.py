@@ -39,6 +39,7 @@ EFFECTS = 400 if SOAK else 24
 KILLS = 150 if SOAK else 8
 KILL_S = 0.5 if SOAK else 0.2
 HOSTS = 3
+SEED = int(os.environ.get("HOLDFAST_SEED", "11"))
 LEASE = "1s"
 DEADLINE_S = 1800 if SOAK else 90
 SPACE = "desk"
@@ -56,6 +57,7 @@ class Target(NamedTuple):
     url: str
     server: Server | None
     token: str | None = None
+    engine: str = "sqlite"
 
 
 @pytest.fixture(params=["sqlite", "redis", "postgres", "keeper"])
@@ -64,13 +66,13 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     with ExitStack() as stack:
         if request.param == "keeper":
             keeper = stack.enter_context(KeeperServer.temporary())
-            yield Target(keeper.url, keeper, keeper.admin)
+            yield Target(keeper.url, keeper, keeper.admin, "remote")
         elif request.param == "redis":
             redis = stack.enter_context(started(RedisServer.temporary()))
-            yield Target(redis.url, redis)
+            yield Target(redis.url, redis, engine="redis_engine")
         elif request.param == "postgres":
             postgres = stack.enter_context(started(PostgresServer.temporary()))
-            yield Target(postgres.url, postgres)
+            yield Target(postgres.url, postgres, engine="postgres")
         else:
             yield Target(str(tmp_path / "team.db"), None)
 
@@ -97,7 +99,7 @@ class Hosts:
         command = [sys.executable, "-m", "holdfast.manager", *(f"--{name}={value}" for name, value in options.items())]
         env = {**os.environ, "HOLDFAST_STORE": self._target.url, "HOLDFAST_TOKEN": self._target.token or ""}
         # Imported once: otherwise most of the time is that of imports.
-        command += ["--preload=tests.manager.targets", "--preload=holdfast.layers.records"]
+        command += ["--preload=tests.manager.targets", f"--preload=holdfast.engines.{self._target.engine}"]
         with (self._folder / f"host{number}.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
 
@@ -155,7 +157,7 @@ async def insist(work: Callable[[], object], deadline: float) -> object:
 
 
 async def test_no_task_is_lost_or_stuck_whoever_is_killed(target: Target, tmp_path: Path) -> None:
-    rng = random.Random(11)
+    rng = random.Random(SEED)
     deadline = time.monotonic() + DEADLINE_S
     async with holdfast.open(target.url, background=False, durability=None, token=target.token) as store:
         space = store.space(SPACE, agent=None if target.token else "observer")

@@ -10,12 +10,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import holdfast
-from holdfast import InvalidInput, TaskRetry, TaskSpec, ensure_manager
+from holdfast import InvalidInput, TaskLedger, TaskOutcome, TaskRetry, TaskSpec, ensure_manager
 from holdfast.clock import SystemClock
 from holdfast.engine import Batch, Delete
 from holdfast.identity import Role
@@ -431,3 +432,34 @@ async def test_a_store_that_is_away_for_less_than_the_lease_is_waited_for(
                 assert (state.attempt, state.manager) == (1, info.tid)
             finally:
                 end(info.pid)
+
+
+async def test_a_task_goes_on_when_its_request_was_given_to_somebody_else() -> None:
+    async with holdfast.open("memory:") as store:
+        space = store.space(SPACE, agent="tester")
+        handle = await space.tasks.submit(TaskSpec(command=("true",)))
+        request = await space.queue("holdfast.spawn.requests").take()
+        async with space.tasks.ledger(host="here") as ledger:
+            launch = await ledger.spawning(request)
+            assert launch is not None
+            await store.engine.commit(SPACE, Batch("tester", (Delete(request.key),)))
+            await ledger.running(launch, 4711)
+            assert (await handle.status()) == "running"
+            await ledger.finished(launch, TaskOutcome("completed", return_code=0))
+        assert (await handle.status()) == "completed"
+
+
+async def test_a_request_that_a_manager_could_not_take_goes_back_to_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, refused = TaskLedger.spawning, iter([holdfast.LeaseLost("not now"), holdfast.Conflict("nor now")])
+
+    async def spawning(ledger: TaskLedger, request: Any) -> Any:
+        if (exc := next(refused, None)) is not None:
+            raise exc
+        return await take(ledger, request)
+
+    monkeypatch.setattr(TaskLedger, "spawning", spawning)
+    async with holdfast.open("memory:") as store, inside(store) as space:
+        handle = await space.tasks.submit(TaskSpec(command=("true",)))
+        assert (await handle.wait("20s")).status == "completed"
+        stats = await space.queue("holdfast.spawn.requests").stats()
+        assert (stats.ready, stats.delayed, stats.reserved) == (0, 0, 0)

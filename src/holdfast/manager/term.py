@@ -182,16 +182,23 @@ class Term:
         async def work(run: Run) -> None:
             try:
                 launch = await self._ledger.spawning(request)
-            except LeaseLost:
-                raise
+                if launch is not None:
+                    await run.go(launch)
             except Error:
-                # It must not stay in these hands, and not come back at once either.
-                await request.release(delay=RETRY_MS / 1000)
+                await self._give_back(request)
                 raise
-            if launch is not None:
-                await run.go(launch)
+            await self._give_back(request)
 
         return work
+
+    async def _give_back(self, request: Message) -> None:
+        """A request that was not acknowledged must not stay in these hands: whoever gets it next sees what to do."""
+        if request.settled:
+            return
+        try:
+            await request.release(delay=RETRY_MS / 1000)
+        except Error as exc:
+            log.debug("request %s is not here any more: %s", request.id, exc)
 
     # --- adopting ---
 
