@@ -152,7 +152,7 @@ class Keeper:
                 "watchers": lambda: self.binary.watchers,
                 "in_flight": lambda: self.binary.in_flight,
             },
-            {"queue_messages": lambda: gauges.messages, "tasks": lambda: gauges.tasks},
+            labelled={"queue_messages": lambda: gauges.messages, "tasks": lambda: gauges.tasks},
         )
         self._observed = Observing(self)
         self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))

@@ -87,8 +87,8 @@ class Metrics(Collector):
         self,
         version: str,
         gauges: Mapping[str, Callable[[], float]] | None = None,
-        labelled: Mapping[str, Callable[[], Mapping[str, float]]] | None = None,
         *,
+        labelled: Mapping[str, Callable[[], Mapping[str, float]]] | None = None,
         process: bool = True,
     ) -> None:
         unknown = sorted((set(gauges or ()) - set(GAUGES)) | (set(labelled or ()) - set(LABELLED)))
