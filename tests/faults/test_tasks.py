@@ -36,7 +36,7 @@ SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 TASKS = 2_000 if SOAK else 200
 EFFECTS = 400 if SOAK else 24
 """Of them: tasks that open the store and do something in it."""
-KILLS = 150 if SOAK else 8
+KILLS = 150 if SOAK else 7
 KILL_S = 0.5 if SOAK else 0.2
 HOSTS = 3
 SEED = int(os.environ.get("HOLDFAST_SEED", "11"))

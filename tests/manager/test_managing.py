@@ -178,7 +178,7 @@ async def test_42_and_53_what_a_killed_manager_had_runs_no_more_and_is_begun_aga
         assert state.pid is not None
         assert await until(lambda: not is_alive(state.pid or 0))
         assert (await handle.status()) == "running"  # nobody invents an end
-        second = await ensure_manager(served.space, idle=60, lease="700ms")
+        second = await ensure_manager(served.space, idle=60, lease="700ms", concurrency=1)
         assert second.tid != served.info.tid
         assert await until(lambda: len(file.read_text().split()) == 2)
         again = await running(handle)
