@@ -26,6 +26,8 @@ NAMES: Final = (
     "cached_read",
     "correlations",
     "launching",
+    "tasks",
+    "commands",
     "queues",
     "keeper_set",
     "keeper_get",

@@ -24,6 +24,12 @@ COMMANDS = [
     ["schema", "migrate"],
     *(["doc", name] for name in ("show", "contribute", "replace", "history", "diff", "conflicts", "escalations")),
     *(["doc", name] for name in ("resolutions", "resolve")),
+    *(["queue", name] for name in ("list", "put", "peek", "reserve", "ack", "release", "fail", "move", "delete")),
+    *(["queue", name] for name in ("stats", "watch")),
+    *(["dlq", name] for name in ("list", "retry", "clear")),
+    *(["task", name] for name in ("list", "stop", "kill", "pause", "resume", "ping", "write", "retry")),
+    *(["manager", name] for name in ("start", "list", "status", "stop")),
+    *(["pipeline", name] for name in ("run", "list", "status", "cancel")),
     ["spaces", "create"],
     ["spaces", "drop"],
     ["token", "create"],
@@ -55,7 +61,9 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
     assert cli("--version", "--json").json == {"version": holdfast.__version__}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"], ["status"]], ids=" ".join
+)
 def test_what_is_slow_to_load_is_not_loaded(cli: Cli, folder: Path, words: list[str]) -> None:
     cli("set", "k", "1")
     code = (

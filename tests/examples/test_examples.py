@@ -24,6 +24,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "queues.py": [],
     "records.py": [],
     "research_desk.py": [],
+    "tasks.py": [],
     "transactions.py": [],
     "watching.py": [],
     "workflows.py": [],

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import InvalidInput
+import holdfast
+from holdfast import InvalidInput, ManualClock, TaskSpec
 from holdfast.errors import Conflict, LockAcquisitionError, QuotaExceeded
+from holdfast.server.gauges import Gauges
 from holdfast.server.metrics import BOUNDS, GAUGES, OPERATIONS, OTHER, OUTCOMES, Metrics
 
 OBSERVE_NS_MAX = 1000
@@ -116,3 +118,41 @@ def test_counting_costs_less_than_a_microsecond() -> None:
     observe, number = Metrics("1.2.3").observe, 10_000
     best = min(timeit.repeat(lambda: observe("commit", "ok", 0.0004), number=number, repeat=50))
     assert best / number * 1e9 < OBSERVE_NS_MAX
+
+
+def test_messages_and_tasks_are_told_by_labels_from_closed_sets() -> None:
+    labelled = {"queue_messages": lambda: {"ready": 3, "odd": 9}, "tasks": lambda: {"running": 2}}
+    metrics = Metrics("1.2.3", labelled=labelled, process=False)
+    assert value(metrics, "holdfast_queue_messages", state="ready") == 3
+    assert value(metrics, "holdfast_queue_messages", state="dead") == 0
+    assert value(metrics, "holdfast_tasks", status="running") == 2
+    assert value(metrics, "holdfast_queue_messages", state="odd") is None
+    with pytest.raises(InvalidInput):
+        Metrics("1.2.3", labelled={"secrets": dict})
+
+
+def test_a_labelled_gauge_that_fails_is_left_out() -> None:
+    def broken() -> dict[str, float]:
+        raise RuntimeError
+
+    metrics = Metrics("1.2.3", labelled={"tasks": broken, "queue_messages": lambda: {"ready": 1}}, process=False)
+    assert value(metrics, "holdfast_tasks", status="running") is None
+    assert value(metrics, "holdfast_queue_messages", state="ready") == 1
+
+
+async def test_messages_and_tasks_of_all_spaces_are_added_up_without_counting_them() -> None:
+    clock = ManualClock()
+    async with holdfast.open("memory:", clock=clock, background=False) as store:
+        for name in ("contoso", "fabrikam"):
+            space = store.space(name, agent="market")
+            await space.queue("orders").put_many([1, 2, 3])
+            await space.queue("later").put(1, delay="1h")
+            message = await space.queue("orders").take()
+            await message.fail("broken")
+            handle = await space.tasks.submit(TaskSpec(command=("true",)))
+            await space.tasks.submit(TaskSpec(command=("true",)))
+            await handle.stop()
+        gauges = Gauges(store, clock)
+        await gauges.count()
+        assert gauges.messages == {"ready": 2 * (2 + 1), "delayed": 2, "reserved": 0, "dead": 2}
+        assert (gauges.tasks["created"], gauges.tasks["cancelled"], gauges.tasks["running"]) == (2, 2, 0)

@@ -11,19 +11,38 @@ With --json the sentence is {"error": code, "message": sentence}. A traceback is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; gives its exit code."""
+    """Run one command; gives its exit code. Without `argv` it is the process's own, and the process ends with it."""
+    if argv is not None:
+        return _main(list(argv))
+    code = _main(sys.argv[1:])
+    if not os.environ.get("HOLDFAST_DEBUG"):
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process. The store is closed and everything is printed; to let the interpreter take itself apart as well
+    takes as long as a small command does."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _main(args: list[str]) -> int:
     from holdfast.cli import output
 
-    args = list(sys.argv[1:] if argv is None else argv)
     output.prepare()
     try:
         return _run(args)

@@ -68,12 +68,15 @@ def topic() -> typer.Typer:
 
 
 def command(
-    app: typer.Typer, name: str | None = None, *, dashes: bool = False, quick: bool = False
+    app: typer.Typer, name: str | None = None, *, dashes: bool = False, quick: bool = False, rest: bool = False
 ) -> Callable[[Work], Work]:
-    """Register a command. With `dashes` its arguments may be negative numbers; a `quick` one runs on uvloop, if it is there."""
+    """Register a command. With `dashes` its arguments may be negative numbers; a `quick` one runs on uvloop, if it is there.
+
+    With `rest` everything behind its first argument is an argument, as it is for `env` and `nice`.
+    """
 
     def register(work: Work) -> Work:
-        settings = {"ignore_unknown_options": True} if dashes else {}
+        settings = {"ignore_unknown_options": True} if dashes else {"allow_interspersed_args": False} if rest else {}
         app.command(name, cls=DashCommand if dashes else WordCommand, context_settings=settings)(_runner(work, quick))
         return work
 

@@ -6,6 +6,7 @@ ends) are escaped. What is piped is exact. JSON escapes the same characters, whi
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -74,7 +75,27 @@ def value(value: Any, json: bool) -> None:
     if json or not isinstance(value, str):
         json_line(value)
     else:
-        line(_for_terminal(value) if sys.stdout.isatty() else value)
+        line(for_people(value) if sys.stdout.isatty() else value)
+
+
+class Stream:
+    """What a program printed, as it comes: bytes as they were, or, where a terminal would obey them, shown."""
+
+    def __init__(self, *, raw: bool = False) -> None:
+        self._out = (
+            None if raw or not sys.stdout.isatty() else codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        )
+
+    def write(self, data: bytes, *, is_error: bool = False) -> None:
+        """Print it now; what was an error of the program goes to stderr."""
+        target = sys.stderr if is_error else sys.stdout
+        if self._out is not None:
+            target.write(for_people(self._out.decode(data)))
+            target.flush()
+            return
+        target.flush()
+        target.buffer.write(data)
+        target.buffer.flush()
 
 
 def flush() -> None:
@@ -84,6 +105,7 @@ def flush() -> None:
 def note(text: str, json: bool) -> None:
     """Something the user should know, beside the output."""
     sys.stderr.write((as_json({"note": text}) if json else f"holdfast: {text}") + "\n")
+    sys.stderr.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -130,7 +152,8 @@ def moment(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _for_terminal(text: str) -> str:
+def for_people(text: str) -> str:
+    """Text of several lines, without what a terminal would act on."""
     return "".join(char if char in "\n\t" else _escaped(char) for char in text)
 
 
@@ -156,7 +179,7 @@ def tell_error(exc: Exception, json: bool) -> int:
                 told["retry_after"] = exc.retry_after
             sys.stderr.write(as_json(told) + "\n")
         else:
-            sys.stderr.write("holdfast: " + _for_terminal(message).replace("\n", " ") + "\n")
+            sys.stderr.write("holdfast: " + for_people(message).replace("\n", " ") + "\n")
         sys.stderr.flush()
     return exit_code
 

@@ -113,18 +113,21 @@ class Session:
         check_space(self.space_name)
         check_agent(self.agent)
         async with self.store(create=create) as store:
-            space = store.space(self.space_in(store), agent=self.agent_in(store))
-            if store.identity is not None:  # who looks at it through a keeper sees what everybody sees
-                yield space
-                return
-            for info in await store.engine.spaces(space.name):
-                if info.durability == "volatile":
-                    output.note(
-                        f"space {space.name!r} is volatile: each process that opens this store has its own, "
-                        "so what others wrote is not here",
-                        self.json,
-                    )
-            yield space
+            yield await self.view(store)
+
+    async def view(self, store: Store) -> Space:
+        """The space, in a store that is open."""
+        space = store.space(self.space_in(store), agent=self.agent_in(store))
+        if store.identity is not None:  # who looks at it through a keeper sees what everybody sees
+            return space
+        for info in await store.engine.spaces(space.name):
+            if info.durability == "volatile":
+                output.note(
+                    f"space {space.name!r} is volatile: each process that opens this store has its own, "
+                    "so what others wrote is not here",
+                    self.json,
+                )
+        return space
 
 
 @asynccontextmanager

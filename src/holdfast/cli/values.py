@@ -12,10 +12,12 @@ import msgspec
 
 from holdfast.clock import SystemClock, duration_ms
 from holdfast.engine import VALUE_BYTES_MAX
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.records import ITEMS_MAX
 
 STDIN: Final = "-"
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a file that describes something."""
 STDIN_BYTES_MAX: Final = 4 * VALUE_BYTES_MAX
 """What is read of a piped value: JSON may be laid out more widely than it is stored."""
 
@@ -53,6 +55,34 @@ def several(texts: Sequence[str], *, as_text: bool = False) -> Iterator[list[Any
         yield [parsed(_text(line), as_text=as_text) for line in chunk]
 
 
+def strict(data: bytes) -> Any:
+    """JSON, or ValueError."""
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def json_file(name: str) -> dict[str, Any]:
+    """The object that a file holds as JSON."""
+    try:
+        with open(name, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {name}") from None
+    except OSError as exc:
+        raise InvalidInput(f"{name} cannot be read: {exc.strerror}") from exc
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidInput(f"{name} has more than {FILE_BYTES_MAX:,} bytes")
+    try:
+        found = strict(data)
+    except ValueError as exc:
+        raise InvalidInput(f"{name} is no JSON: {exc}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{name} holds no JSON object")
+    return found
+
+
 def whole_number(text: str) -> int:
     try:
         return int(text)
@@ -68,6 +98,14 @@ def count(text: str | None) -> int | None:
     if number < 1:
         raise InvalidInput(f"-n must be at least 1, not {number}")
     return number
+
+
+def wait(text: str) -> str | int:
+    """How long to wait; 0 is not at all."""
+    if text.strip() == "0":
+        return 0
+    duration_ms(text, name="wait")
+    return text
 
 
 def instant_ms(text: str | None, name: str) -> int | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
 from holdfast.clock import Clock, Duration, as_datetime, sleep_or
@@ -148,9 +148,10 @@ class TaskHandle:
             parts.append(data_of(told))
         return b"".join(parts)
 
-    async def stream(self, *, after: int | None = None) -> AsyncIterator[OutputChunk]:
+    async def stream(self, *, after: int | None = None, live: bool = True) -> AsyncIterator[OutputChunk]:
         """What it prints, live and in order, from the beginning or behind a chunk that was seen; the last one is final.
 
+        With `live=False` it ends when everything printed so far has been told.
         A task that did not stream gives its output when it ends. What was too large to be kept inline comes from its blob, in
         pieces of 1 MiB, all of them under the number of the last chunk.
         """
@@ -160,7 +161,7 @@ class TaskHandle:
                 told = decode(entry.value, dict)
                 read = read + told.get("size", 0) if told.get("type") == "stream" else read
             number = after + 1
-        async with aclosing(self._follow(number)) as envelopes:
+        async with aclosing(self._follow(number, live)) as envelopes:
             async for told in envelopes:
                 number, attempt = int(told.get("chunk", 0)), int(told.get("attempt", 1))
                 if told.get("type") == "large_output":
@@ -175,7 +176,7 @@ class TaskHandle:
                 read += len(data)
                 yield OutputChunk(number, data, bool(told.get("final")), told.get("stream"), attempt)
 
-    async def _follow(self, number: int) -> AsyncGenerator[dict[str, Any], None]:
+    async def _follow(self, number: int, live: bool) -> AsyncGenerator[dict[str, Any], None]:
         """Envelopes from a number on, until the final one or the end of the task."""
         engine, space = self._scope.engine, self._scope.space
         while True:
@@ -188,7 +189,7 @@ class TaskHandle:
                 number = chunk_number(entry.key) + 1
                 if told.get("final"):
                     return
-            if ended:
+            if ended or not live:
                 return
             try:
                 async for commit in engine.watch(space, outbox_prefix(self.tid), self._key, cursor=cursor):
@@ -203,6 +204,11 @@ class TaskHandle:
             except Compacted:
                 continue
 
+    async def envelopes(self, *, after: int = -1) -> AsyncIterator[dict[str, Any]]:
+        """What its outbox holds so far, behind a chunk: output as it is kept, in order."""
+        async for entry in self._envelopes(after):
+            yield decode(entry.value, dict)
+
     async def _envelopes(self, after: int = -1, upto: int | None = None) -> AsyncIterator[Entry]:
         last = None if after < 0 else chunk_key(self.tid, after)
         while True:
@@ -215,17 +221,27 @@ class TaskHandle:
                 return
             last = page.entries[-1].key
 
-    async def events(self, *, after: str | None = None) -> AsyncIterator[TaskEvent]:
-        """Its log, from the beginning or behind an event that was seen."""
-        prefix = log_prefix(self.tid)
+    async def events(self, *, after: str | None = None, live: bool = False) -> AsyncIterator[TaskEvent]:
+        """Its log, from the beginning or behind an event that was seen; with `live` until the task has ended."""
+        engine, space, prefix = self._scope.engine, self._scope.space, log_prefix(self.tid)
         last = None if after is None else prefix + after
         while True:
-            page = await self._scope.engine.scan(self._scope.space, prefix, after=last, limit=LOG_PAGE)
-            for entry in page.entries:
-                yield event_of(entry.key, entry.value, entry.tag)
-            if not page.more:
+            found = await engine.spaces(space) if live else []
+            ended = not live or state_of(await self._read()).ended
+            while True:
+                page = await engine.scan(space, prefix, after=last, limit=LOG_PAGE)
+                for entry in page.entries:
+                    yield event_of(entry.key, entry.value, entry.tag)
+                    last = entry.key
+                if not page.more:
+                    break
+            if ended:
                 return
-            last = page.entries[-1].key
+            cursor = cursor_at(found[0].revision if found else 0)
+            with suppress(Compacted):
+                async for commit in engine.watch(space, prefix, self._key, cursor=cursor):
+                    if any(change.key == self._key or change.key > (last or "") for change in commit.changes):
+                        break  # something new: read it in order
 
     # --- control ---
 

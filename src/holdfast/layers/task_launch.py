@@ -19,6 +19,8 @@ from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import TaskError, TaskState
 
 RESULT_UNSET: Final = msgspec.UNSET
+MANAGER: Final = "holdfast.manager"
+"""What managers, which are tasks themselves, are called."""
 
 
 class ManagerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +81,7 @@ class Launch:
         self.written = Written(0, state.attempt)
         self._raw = message
         self.request = request
+        self._blobs = blobs
         self.spool = Spool(blobs, spec.output_bytes_max)
         self._splitters: dict[str, TextSplitter] = {}
 
@@ -100,6 +103,11 @@ class Launch:
     def is_live(self) -> bool:
         """Whether its output is shown as it is produced."""
         return self.spec.stream_output or self.spec.interactive
+
+    async def drop_output(self) -> None:
+        """Forget what it printed and is not sent yet: it could not be kept."""
+        await self.spool.discard()
+        self.spool = Spool(self._blobs, self.spec.output_bytes_max)
 
     def split(self, stream: StreamName, data: bytes, *, final: bool = False) -> bytes:
         if not self.spec.interactive:

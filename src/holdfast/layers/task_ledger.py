@@ -268,7 +268,12 @@ class TaskLedger:
             group, written = parts[start : start + OUTPUT_BATCH_MAX], launch.written
             puts = tuple(
                 chunk_put(
-                    launch.tid, written.chunks + place, piece, attempt=written.attempt, stream=stream if named else None
+                    launch.tid,
+                    written.chunks + place,
+                    piece,
+                    attempt=written.attempt,
+                    stream=stream if named or stream == "stderr" else None,
+                    text=named,
                 )
                 for place, (stream, piece) in enumerate(group)
             )
@@ -335,6 +340,10 @@ class TaskLedger:
         await self._move(launch, after, parts, acks=True)
         self._shown.pop(launch.tid, None)
         return after
+
+    async def abandon(self, launch: Launch, reason: str) -> None:
+        """End it as failed, without what it printed: its outcome cannot be written as it should be."""
+        await self._settle(launch.state, launch.version, reason, None)
 
     async def _final_output(self, launch: Launch, kept_ms: int | None, spilled_ms: int | None) -> tuple[Any, Parts]:
         spec, content = launch.spec, await launch.spool.finish()
@@ -420,9 +429,15 @@ class TaskLedger:
     async def _move(self, launch: Launch, after: TaskState, parts: Parts, *, acks: bool = False) -> None:
         """Commit a step of a task; with `acks` its request is acknowledged by it, if that was not done before."""
         request = launch.request if acks else None
-        if request is not None:
-            parts |= Parts.of(request.acking())
-        launch.version = await self._commit(after, parts)
+        acking = parts if request is None else parts | Parts.of(request.acking())
+        try:
+            launch.version = await self._commit(after, acking)
+        except Conflict as conflict:
+            if request is None or conflict.key != request.key:
+                raise
+            # Its reservation ended, though the manager's lease did not. Whoever has the request now sees that the task is
+            # in these hands, and acknowledges it.
+            launch.version = await self._commit(after, parts)
         launch.state = after
         if request is not None:
             request.committed()

@@ -18,13 +18,13 @@ from typing import Final
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Put
+from holdfast.codec import encode
+from holdfast.engine import Absent, Delete, Put
 from holdfast.errors import Error, InvalidInput
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.leases import Leases
 from holdfast.layers.scope import Scope
-from holdfast.layers.task_launch import ManagerInfo
+from holdfast.layers.task_launch import MANAGER, ManagerInfo
 from holdfast.layers.task_ledger import TaskLedger
 from holdfast.layers.task_spec import TaskSpec, shown
 from holdfast.layers.task_states import (
@@ -43,15 +43,8 @@ from holdfast.layers.tid import new_tid
 
 LEASE_MS: Final = 10_000
 CAPACITY_MAX: Final = 10_000
-MANAGER: Final = "holdfast.manager"
 
 log = logging.getLogger("holdfast.tasks")
-
-
-async def managers(scope: Scope) -> list[ManagerInfo]:
-    """The managers that live."""
-    page = await scope.engine.scan(scope.space, MANAGERS, limit=SCAN_MAX)
-    return [decode(entry.value, ManagerInfo) for entry in page.entries]
 
 
 @asynccontextmanager

@@ -4,7 +4,8 @@
     tasks/results/<tid>              what a function returned: {type: result, …}, or the envelope of its blob
 
 Envelopes are numbered from 0 and the last one is final. Data is base64; an interactive task's is text, with `stream` (stdout or
-stderr), except for bytes that are no text. Whatever was written comes back as it was, byte for byte.
+stderr), except for bytes that are no text. Of another task that streams, what it printed to stderr has `stream` too. Whatever was
+written comes back as it was, byte for byte.
 
 Above `output_size_limit_mb` an output is a blob, and the last envelope names it: {type: large_output, path, size, size_mb,
 truncated_preview, sha256, message}. It is written in the commit that ends the task, which also attaches the blob, and has a
@@ -64,14 +65,21 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def envelope(
-    chunk: int, data: bytes, *, final: bool = False, attempt: int = 1, stream: StreamName | None = None
+    chunk: int,
+    data: bytes,
+    *,
+    final: bool = False,
+    attempt: int = 1,
+    stream: StreamName | None = None,
+    text: bool = True,
 ) -> dict[str, Any]:
-    """Output on its way. With a `stream` it is an interactive task's, and text where it can be."""
+    """Output on its way. With a `stream`, as an interactive task's has, it is text where it can be, unless told otherwise."""
     told: dict[str, Any] = {"type": "stream", "chunk": chunk, "final": final, "attempt": attempt}
     if stream is not None:
         told["stream"] = stream
-        with suppress(UnicodeDecodeError):
-            return {**told, "encoding": "text", "size": len(data), "data": data.decode()}
+        if text:
+            with suppress(UnicodeDecodeError):
+                return {**told, "encoding": "text", "size": len(data), "data": data.decode()}
     return {**told, "encoding": "base64", "size": len(data), "data": base64.b64encode(data).decode()}
 
 
@@ -239,10 +247,18 @@ def final_output(
 
 
 def chunk_put(
-    tid: str, number: int, data: bytes, *, final: bool = False, attempt: int = 1, stream: StreamName | None = None
+    tid: str,
+    number: int,
+    data: bytes,
+    *,
+    final: bool = False,
+    attempt: int = 1,
+    stream: StreamName | None = None,
+    text: bool = True,
 ) -> Put:
     """The operation that writes one envelope."""
-    return Put(chunk_key(tid, number), encode(envelope(number, data, final=final, attempt=attempt, stream=stream)))
+    told = envelope(number, data, final=final, attempt=attempt, stream=stream, text=text)
+    return Put(chunk_key(tid, number), encode(told))
 
 
 async def kept_result(

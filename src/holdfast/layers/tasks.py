@@ -11,32 +11,26 @@ Names. `T<tid>.inbox` and `T<tid>.reserved` are a queue's, `holdfast.spawn.reque
 
 Listing costs what is listed: tasks that live are in the indexes of their managers and of those that wait, tasks that have ended in
 an index by the time their record may go, read from its end, page by page.
+
+What is rarely needed is imported when it is: a command that asks for one state should not wait for pipelines and observers.
 """
 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.clock import Duration
 from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
-from holdfast.layers.alerts import Alert, AlertRule, alerts
-from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.observers import Seen, Selection, TaskOverview, observe, overview
-from holdfast.layers.pipelines import Pipelines
-from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.task_launch import ManagerInfo
-from holdfast.layers.task_ledger import TaskLedger
-from holdfast.layers.task_managers import LEASE_MS, managers, registered
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import (
     COUNTS,
@@ -50,6 +44,7 @@ from holdfast.layers.task_states import (
     RUNNING,
     STATUSES,
     WAITING,
+    Parts,
     TaskState,
     TaskStatus,
     readable_state,
@@ -57,7 +52,15 @@ from holdfast.layers.task_states import (
     status_in,
 )
 from holdfast.layers.task_submission import TASKS_LOG, WORKERS_REGISTRY, submission
-from holdfast.layers.tid import check_tid, is_suffix, new_tid
+from holdfast.layers.tid import SHORT_DIGITS, check_tid, is_suffix, new_tid
+from holdfast.layers.transact import Transaction, transact
+
+if TYPE_CHECKING:
+    from holdfast.layers.alerts import Alert, AlertRule
+    from holdfast.layers.blobs import Blobs
+    from holdfast.layers.observers import Seen, TaskOverview
+    from holdfast.layers.pipelines import Pipelines
+    from holdfast.layers.task_ledger import TaskLedger
 
 TIDS_TRIED_MAX: Final = 3
 """Names that are tried for a new task; that one is taken already happens once in a long while."""
@@ -80,27 +83,52 @@ class Tasks:
     @property
     def pipelines(self) -> Pipelines:
         """Tasks whose results flow into the next ones."""
+        from holdfast.layers.pipelines import Pipelines
+
         return Pipelines(self._scope, self._coordination, self._blobs)
 
     # --- submitting ---
 
-    async def submit(self, spec: TaskSpec, message: Any = None, *, retry_of: str | None = None) -> TaskHandle:
-        """Submit a task, in one commit. `message` is the first argument of a function, and what a command reads."""
-        scope = self._scope
+    async def submit(
+        self, spec: TaskSpec, message: Any = None, *, retry_of: str | None = None, request_id: str | None = None
+    ) -> TaskHandle:
+        """Submit a task, in one commit. `message` is the first argument of a function, and what a command reads.
+
+        Repeated under the same `request_id`, it gives the task that was submitted the first time.
+        """
+        if request_id is not None:
+            return await self._submit_once(spec, message, retry_of, request_id)
         for tried in range(1, TIDS_TRIED_MAX + 1):
-            now = scope.clock.now_ms()
-            tid = new_tid(now)
-            parts = submission(
-                tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, retry_of=retry_of
-            )
+            tid, parts = self._submission(spec, message, retry_of)
             try:
-                await scope.commit(parts.operations, parts.conditions)
+                await self._scope.commit(parts.operations, parts.conditions)
             except Conflict as conflict:
                 if conflict.key != state_key(tid) or tried == TIDS_TRIED_MAX:
                     raise
             else:
                 return self._handle(tid)
         raise AssertionError("unreachable")
+
+    async def _submit_once(self, spec: TaskSpec, message: Any, retry_of: str | None, request_id: str) -> TaskHandle:
+        from holdfast.layers.answers import once
+
+        async def work(tx: Transaction) -> Any:
+            async def make() -> str:
+                tid, parts = self._submission(spec, message, retry_of)
+                tx.conditions += parts.conditions
+                tx.operations += parts.operations
+                return tid
+
+            return await once(tx, request_id, ["submit", spec, message, retry_of], make)
+
+        return self._handle(str(await transact(lambda: Transaction(self._scope), work)))
+
+    def _submission(self, spec: TaskSpec, message: Any, retry_of: str | None) -> tuple[str, Parts]:
+        scope, now = self._scope, self._scope.clock.now_ms()
+        tid = new_tid(now)
+        return tid, submission(
+            tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, retry_of=retry_of
+        )
 
     async def retry(self, tid: str) -> TaskHandle:
         """A new task from the spec of one that has ended, linked to it by `retry_of`.
@@ -130,6 +158,8 @@ class Tasks:
 
     async def _message_of(self, state: TaskState) -> Any:
         """What its message said, if it is still there: a failed one is among the dead letters."""
+        from holdfast.layers.queues import Queue
+
         name = f"T{state.tid}.reserved"
         found = await Queue(self._scope, self._coordination, name).peek(1)
         return found[0].body if found else None
@@ -137,7 +167,7 @@ class Tasks:
     # --- finding ---
 
     async def get(self, tid: str) -> TaskHandle:
-        """The handle of a task, by its tid or by its last ten digits or more; NotFound if there is none."""
+        """The handle of a task, by its tid or its last ten digits, or fewer that mean one; NotFound if there is none."""
         if is_suffix(tid):
             return await self._find(tid)
         handle = self._handle(tid)
@@ -148,13 +178,23 @@ class Tasks:
         return TaskHandle(self._scope, self._coordination, self._blobs, check_tid(tid))
 
     async def _find(self, suffix: str) -> TaskHandle:
-        looked_at = 0
+        """The task whose tid ends like this. A short tid means one within all reason; what is shorter must mean one alone."""
+        looked_at, found = 0, dict[str, None]()
         async for entry in self._entries((WAITING, RUNNING), (FINISHED,)):
             looked_at += 1
             if (tid := entry.key.rpartition("/")[2]).endswith(suffix):
-                return self._handle(tid)
+                found[tid] = None
+                if len(suffix) >= SHORT_DIGITS:
+                    break
             if looked_at >= LOOKED_AT_MAX:
-                raise NotFound(f"none of the last {LOOKED_AT_MAX:,} tasks ends in {suffix}; use the whole tid")
+                break
+        if len(found) > 1:
+            some = ", ".join(list(found)[:3])
+            raise InvalidInput(f"{len(found)} tasks end in {suffix}, such as {some}; give more digits")
+        if found:
+            return self._handle(next(iter(found)))
+        if looked_at >= LOOKED_AT_MAX:
+            raise NotFound(f"none of the last {LOOKED_AT_MAX:,} tasks ends in {suffix}; use the whole tid")
         raise NotFound(f"there is no task whose tid ends in {suffix}")
 
     async def list(
@@ -230,7 +270,8 @@ class Tasks:
 
     async def managers(self) -> Items[ManagerInfo]:
         """The managers that live."""
-        return await managers(self._scope)
+        page = await self._scope.engine.scan(self._scope.space, MANAGERS, limit=SCAN_MAX)
+        return [decode(entry.value, ManagerInfo) for entry in page.entries]
 
     async def managers_changed(self, cursor: str | None = None) -> None:
         """Return when a manager comes or goes, after this cursor."""
@@ -242,16 +283,20 @@ class Tasks:
             yield
 
     def ledger(
-        self, *, host: str | None = None, capacity: int = 1, lease: Duration = LEASE_MS / 1000, pid: int | None = None
+        self, *, host: str | None = None, capacity: int = 1, lease: Duration | None = None, pid: int | None = None
     ) -> AbstractAsyncContextManager[TaskLedger]:
-        """What a manager needs: registered as long as the block lasts. For orchestrators."""
+        """What a manager needs: registered as long as the block lasts. For orchestrators. The lease is 10 s unless given."""
+        import socket
+
+        from holdfast.layers.task_managers import LEASE_MS, registered
+
         return registered(
             self._scope,
             self._coordination.leases,
             self._blobs(),
             host=host or socket.gethostname(),
             capacity=capacity,
-            lease=lease,
+            lease=LEASE_MS / 1000 if lease is None else lease,
             pid=pid,
         )
 
@@ -268,15 +313,21 @@ class Tasks:
         live: bool = True,
     ) -> AsyncIterator[Seen]:
         """Events of tasks as they happen, from now or from a saved cursor on; selected, and sampled by task."""
+        from holdfast.layers.observers import Selection, observe
+
         selection = Selection(None if status is None else _statuses(status), frozenset(tags), pattern, sample)
         return observe(self._scope, selection, cursor, live)
 
     async def overview(self, *, window: Duration = "5m") -> TaskOverview:
         """How many, how fast, how long: an aggregated view of the feed; `async for` follows it."""
+        from holdfast.layers.observers import overview
+
         return await overview(self._scope, window)
 
     def alerts(self, *rules: AlertRule, cursor: str | None = None) -> AsyncIterator[Alert]:
         """Alerts as they are due, without end: rules on state, age and rate."""
+        from holdfast.layers.alerts import alerts
+
         return alerts(self._scope, rules, cursor)
 
 

@@ -8,8 +8,8 @@ Commands are done one after the other, in the order in which they were given; wh
 a program that does not read must not keep its STOP from being heard. A command that ends a task is answered when that is written:
 its processes are dead then.
 
-How it fails. A step that is refused because the task is not this manager's any more (LeaseLost, Conflict) ends its processes and
-writes nothing. Whatever else goes wrong here is a failure of the task, with its reason.
+How it fails. A step that is refused because the task is not this manager's any more (LeaseLost) ends its processes and writes
+nothing. Whatever else goes wrong here is a failure of the task, with its reason: nothing says that it runs when nobody runs it.
 """
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ class Run:
                 listening = [loop.create_task(self._obey()), loop.create_task(self._type(launch))]
                 outcome = await self._follow(launch)
             async with self._step:
-                await self._ledger.finished(launch, outcome)
-        except (LeaseLost, Conflict) as exc:
+                await self._finish(launch, outcome)
+        except LeaseLost as exc:
             log.warning("task %s is let go of: %s", self.tid, exc)
+        except Exception as exc:  # a task must not say that it runs when nobody runs it
+            log.exception("task %s cannot be written down as it should be, and has failed", self.tid)
+            await self._abandon(launch, exc)
         finally:
             self._over.set()
             self._started.set()
@@ -101,10 +104,28 @@ class Run:
         except (Error, OSError) as exc:  # such as a disk that is full
             log.warning("the output of task %s cannot be kept, and it is ended: %s", self.tid, exc)
             ended = await child.kill()
-            await launch.spool.discard()
-            error = TaskError(type(exc).__name__, f"its output could not be kept: {exc}")
-            return TaskOutcome("failed", ended.code, error=error)
+            await launch.drop_output()
+            return TaskOutcome("failed", ended.code, error=_unkept(exc))
         return outcome_of(await child.wait(), launch.spec)
+
+    async def _finish(self, launch: Launch, outcome: TaskOutcome) -> None:
+        """The commit that ends it; without output and result, and failed, if those cannot be kept."""
+        try:
+            await self._ledger.finished(launch, outcome)
+        except (LeaseLost, Conflict):
+            raise
+        except (Error, OSError) as exc:
+            log.warning("the outcome of task %s cannot be kept, and it has failed: %s", self.tid, exc)
+            await launch.drop_output()
+            await self._ledger.finished(launch, TaskOutcome("failed", outcome.return_code, error=_unkept(exc)))
+
+    async def _abandon(self, launch: Launch, exc: Exception) -> None:
+        if self._child is not None:
+            await self._child.kill()
+        try:
+            await self._ledger.abandon(launch, f"{type(exc).__name__}: {exc}"[:500])
+        except Error as failure:
+            log.error("task %s is let go of: %s", self.tid, failure)
 
     async def _let_go(self, launch: Launch, listening: list[asyncio.Task[None]]) -> None:
         """Whatever happened: no process of it lives, and nobody waits for an answer."""
@@ -262,3 +283,7 @@ class Run:
     def state(self) -> TaskState | None:
         """The task as this manager wrote it last."""
         return None if self._launch is None else self._launch.state
+
+
+def _unkept(exc: Exception) -> TaskError:
+    return TaskError(type(exc).__name__, f"what it printed or returned could not be kept: {exc}")

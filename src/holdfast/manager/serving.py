@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.clock import Clock, SystemClock, duration_ms
-from holdfast.errors import Error
+from holdfast.errors import AccessDenied, Error
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.task_launch import ManagerInfo
@@ -79,14 +79,27 @@ class Manager:
 
     async def run(self, ready: Callable[[ManagerInfo], None] | None = None) -> None:
         """Serve. `ready` is called when it is registered, and can be found, for the first time."""
-        if self._store.identity is None:
+        identity = self._store.identity
+        if identity is None:
             self._store.look_after(self._name)
+        elif identity.role == "agent":
+            raise AccessDenied(
+                f"the token of {identity.agent!r} is an agent's; a manager writes what becomes of everybody's tasks, and needs an orchestrator's"
+            )
         options = self._options
-        async with Launcher(allowed=_allowed(options), preload=options.preload, clock=self._clock) as launcher:
-            while await self._serve(launcher, ready):
+        launcher = Launcher(allowed=_allowed(options), preload=options.preload, clock=self._clock, spare=True)
+        opening = asyncio.get_running_loop().create_task(launcher.open())  # while it registers
+        try:
+            while await self._serve(launcher, opening, ready):
                 ready = None
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            await launcher.close()
 
-    async def _serve(self, launcher: Launcher, ready: Callable[[ManagerInfo], None] | None) -> bool:
+    async def _serve(
+        self, launcher: Launcher, opening: asyncio.Task[None], ready: Callable[[ManagerInfo], None] | None
+    ) -> bool:
         """One term; tells whether there is to be another."""
         options, clock = self._options, self._clock
         engine = PatientEngine(self._store.engine, clock)
@@ -99,6 +112,7 @@ class Manager:
                 host=options.host, capacity=options.concurrency, lease=options.lease
             ) as ledger:
                 giving_up.cancel()
+                await asyncio.shield(opening)
                 ledger.lease.tell(engine.given_up)
                 log.info("manager %s serves %s on %s", ledger.tid, self._name, options.host)
                 if self._titled:

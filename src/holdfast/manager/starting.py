@@ -10,8 +10,8 @@ A manager is started detached: in a session of its own, and no child of whoever 
 lock of the place (`place.py`) lets one of them serve, the others end. It works in the folder of whoever started it and with that
 environment; its log is beside the store.
 
-How it fails. What a manager says against its store (no such server, a token that is refused) is raised here, as Unavailable. One
-that does not become ready is given up after READY_S_MAX.
+How it fails. What a manager says against its store or its options (no such server, a token that is refused, a module that is not there)
+is raised here. One that does not become ready is given up after READY_S_MAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 from holdfast.clock import Duration
 from holdfast.codec import decode
 from holdfast.engines.registry import file_of
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import AccessDenied, AuthenticationFailed, InvalidInput, Unavailable
 from holdfast.layers.task_launch import ManagerInfo
 from holdfast.manager.options import ManagerOptions
 from holdfast.manager.place import Place
@@ -37,6 +37,10 @@ from holdfast.space import Origin, Space
 READY_S_MAX: Final = 20.0
 LOOK_S: Final = 1.0
 """While another starts a manager: how often it is looked whether that one is still there."""
+DYING_S: Final = 0.02
+"""The same while it is one that is about to die."""
+PF_EXITING: Final = 0x4
+"""Linux's mark of a process that is being taken down."""
 LINE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -68,25 +72,27 @@ async def ensure_manager(space: Space, options: ManagerOptions | None = None, **
 async def _registered(space: Space, host: str, place: Place) -> ManagerInfo | None:
     """The manager of this host, as soon as it is registered; None when it is gone again."""
     while place.is_held():
-        cursor = await space.cursor()
+        cursor, dying = await space.cursor(), False
         for info in await space.tasks.managers():
-            if info.host == host and not info.draining and _lives(info.pid):
-                return info
+            if info.host == host and not info.draining:
+                if _lives(info.pid):
+                    return info
+                dying = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(DYING_S if dying else LOOK_S):
                 await space.tasks.managers_changed(cursor)
     return None
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process here: the registry knows of one that was killed until its lease ends."""
+    """Whether there is such a process here, and it is not about to die: the registry knows of one that was killed until its
+    lease ends, and its lock is free a moment after its memory is."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
         return False
-    except PermissionError:
-        return True
-    return True
+    return fields[0] not in b"ZX" and not int(fields[6]) & PF_EXITING
 
 
 async def _start(space: Space, origin: Origin, options: ManagerOptions, place: Place) -> ManagerInfo | None:
@@ -117,7 +123,8 @@ async def _start(space: Space, origin: Origin, options: ManagerOptions, place: P
         raise Unavailable(f"the manager ended before it was ready; {place.log} says why")
     told = decode(line, dict)
     if "error" in told:
-        raise Unavailable(f"the manager cannot serve: {told['error']}")
+        kind = _REFUSALS.get(told.get("code", ""), Unavailable)
+        raise kind(f"the manager cannot serve: {told['error']}")
     return None if "other" in told else msgspec.convert(told, ManagerInfo)
 
 
@@ -133,6 +140,8 @@ def _arguments(space: Space, origin: Origin, options: ManagerOptions, ready_fd: 
     return given + (["--restrict"] if options.is_restricted else [])
 
 
+_REFUSALS: Final = {each.code: each for each in (AccessDenied, AuthenticationFailed, InvalidInput)}
+"""What a manager may say of its store or its options; everything else may get better."""
 _TIMES: Final = ("idle", "lease", "grace")
 
 

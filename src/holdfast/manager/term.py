@@ -81,6 +81,8 @@ class Term:
         self._going = asyncio.Event()
         """Whether requests are taken."""
         self._going.set()
+        self._interrupt = asyncio.Event()
+        """Set by whoever needs the slot in which a request is waited for."""
         self._changed = asyncio.Event()
         """Whether the managers have changed."""
         self._busy_at = clock.now_ms()
@@ -125,10 +127,8 @@ class Term:
             await self._slots.acquire()
             request = None
             try:
-                if not self._going.is_set():
-                    continue
                 left_ms = self._busy_at + idle_ms - self._clock.now_ms()
-                request = await self._queue.take(wait=max(left_ms, 1) / 1000)
+                request = await self._next_request(max(left_ms, 1) / 1000)
             except Empty:
                 if await self._is_unneeded(idle_ms):
                     self._leaving.set()
@@ -138,6 +138,17 @@ class Term:
                     self._slots.release()
             if request is not None:
                 self._begin(request.id, self._from_request(request))
+
+    async def _next_request(self, wait: float) -> Message | None:
+        """The next request; None when its slot is wanted for something else, or nothing is to be taken for now."""
+        spawn = asyncio.get_running_loop().create_task
+        taking, interrupted = spawn(self._queue.take(wait=wait)), spawn(self._interrupt.wait())
+        try:
+            await asyncio.wait((taking, interrupted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop(interrupted, *(() if taking.done() else (taking,)))
+        self._interrupt.clear()
+        return None if taking.cancelled() else taking.result()
 
     async def _is_unneeded(self, idle_ms: int) -> bool:
         """Whether it may leave; it has given up its place then."""
@@ -179,16 +190,23 @@ class Term:
         async def work(run: Run) -> None:
             try:
                 launch = await self._ledger.spawning(request)
-            except LeaseLost:
-                raise
+                if launch is not None:
+                    await run.go(launch)
             except Error:
-                # It must not stay in these hands, and not come back at once either.
-                await request.release(delay=RETRY_MS / 1000)
+                await self._give_back(request)
                 raise
-            if launch is not None:
-                await run.go(launch)
+            await self._give_back(request)
 
         return work
+
+    async def _give_back(self, request: Message) -> None:
+        """A request that was not acknowledged must not stay in these hands: whoever gets it next sees what to do."""
+        if request.settled:
+            return
+        try:
+            await request.release(delay=RETRY_MS / 1000)
+        except Error as exc:
+            log.debug("request %s is not here any more: %s", request.id, exc)
 
     # --- adopting ---
 
@@ -214,6 +232,7 @@ class Term:
             killed = await settle_leftovers(f"{self._marker}/{tid}")
             if killed:
                 log.warning("%d processes that manager %s had left of task %s were ended", killed, manager, tid)
+        self._interrupt.set()
         await self._slots.acquire()
         if tid in self._runs:  # its request has come meanwhile
             self._slots.release()
@@ -295,6 +314,7 @@ class Term:
             await self.leave(GIVEN[control.command], control.by)
         elif control.command in ("PAUSE", "RESUME"):
             (self._going.clear if control.command == "PAUSE" else self._going.set)()
+            self._interrupt.set()
             await self._answer(control, "ok", "paused" if control.command == "PAUSE" else "running")
         elif control.command == "WRITE":
             await self._answer(control, "rejected", "a manager has no input to write to")

@@ -24,7 +24,7 @@ from typing import Final
 
 from holdfast.clock import Clock, SystemClock, duration_ms
 from holdfast.codec import encode
-from holdfast.errors import InvalidInput, NotRunnable, OutcomeUnknown, TargetMissing, Unavailable
+from holdfast.errors import Error, InvalidInput, NotRunnable, OutcomeUnknown, TargetMissing, Unavailable
 from holdfast.processes import kernel
 from holdfast.processes.child import Child, Pipe, Stream
 from holdfast.processes.leftovers import settle_leftovers
@@ -38,6 +38,8 @@ READY_S_MAX: Final = 20.0
 """How long a zygote may take to import what it is told to."""
 HELLO_S_MAX: Final = 10.0
 """How long a fork may take, on a machine that is very busy."""
+SPARE_S: Final = 0.02
+"""After a launch, until a warden is forked for the next."""
 ATTEMPTS_MAX: Final = 3
 """Zygotes that are tried for one launch."""
 SETTLED_S_MAX: Final = 3.0
@@ -133,9 +135,18 @@ class Launcher:
     """Starts targets, each under a warden of its own."""
 
     def __init__(
-        self, *, allowed: Allowed | None = None, preload: Sequence[str] = (), clock: Clock | None = None
+        self,
+        *,
+        allowed: Allowed | None = None,
+        preload: Sequence[str] = (),
+        clock: Clock | None = None,
+        spare: bool = False,
     ) -> None:
+        """With `spare`, one warden is forked ahead and waits for its work: a launch takes half the time."""
         self._allowed = allowed
+        self._keeps_spare = spare
+        self._spare: tuple[_Zygote, Child] | None = None
+        self._making: asyncio.Task[None] | None = None
         self._preload = tuple(preload)
         """Modules that are imported once, in the zygote; functions that need them start faster. They must start no thread."""
         self._clock = clock or SystemClock()
@@ -172,6 +183,7 @@ class Launcher:
         except BaseException:
             await self.close()
             raise
+        self._want_spare()
 
     async def start(self, order: Order) -> Child:
         """Start what is ordered. Raises NotRunnable or TargetMissing for a command that cannot be executed.
@@ -198,6 +210,11 @@ class Launcher:
     async def close(self) -> None:
         """Kill every child that lives, and end the zygote. Output that was not read is gone."""
         self._closed = True
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait([self._making])
+        if self._spare is not None:
+            self._spare[1]._release()
         await asyncio.gather(*(child.kill() for child in self.children), return_exceptions=True)
         for child in tuple(self._known):
             child._release()
@@ -220,26 +237,11 @@ class Launcher:
 
     async def _try(self, order: Order, work: Work, zygote: _Zygote) -> Child | None:
         """Launch once; None if certainly nothing was started."""
+        child = self._take_spare(order, zygote) or await self._warden(order, zygote)
+        if child is None:
+            return None
         try:
-            child, sock, fds = self._prepare(order, zygote)
-        except OSError as exc:
-            raise Unavailable(
-                f"no pipes for another process: {exc.strerror}; end some, or raise the limit of open files"
-            ) from exc
-        link = Link(sock, child._hear, child._is_gone)
-        child._said, child._close = link.say, link.close
-        try:
-            try:
-                await zygote.launch(fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            try:
-                await asyncio.wait_for(asyncio.shield(child._hello), HELLO_S_MAX)
-            except (Unavailable, TimeoutError):
-                child._release()
-                return None  # it had not been told what to do
-            link.say(frame(work))
+            child._said(frame(work))
             try:
                 started = await child._started
             except Unavailable:
@@ -257,11 +259,67 @@ class Launcher:
         if self._closed:
             child._release()
             raise InvalidInput("this launcher was closed while it started something; that is ended again")
+        self._want_spare()
         self._known.add(child)
         if child.has_ended:
             return child
         self._children.add(child)
         child._ended.add_done_callback(lambda _: self._children.discard(child))
+        return child
+
+    async def _warden(self, order: Order, zygote: _Zygote) -> Child | None:
+        """A child whose warden waits for its work; None if there is none, and certainly nothing was started."""
+        try:
+            child, sock, fds = self._prepare(order, zygote)
+        except OSError as exc:
+            raise Unavailable(
+                f"no pipes for another process: {exc.strerror}; end some, or raise the limit of open files"
+            ) from exc
+        link = Link(sock, child._hear, child._is_gone)
+        child._said, child._close = link.say, link.close
+        try:
+            try:
+                await zygote.launch(fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            await asyncio.wait_for(asyncio.shield(child._hello), HELLO_S_MAX)
+        except (Unavailable, TimeoutError):
+            child._release()
+            return None  # it had not been told what to do
+        except BaseException:
+            child._release()
+            raise
+        return child
+
+    # --- a warden ahead ---
+
+    def _want_spare(self) -> None:
+        """Have a warden ready for the next launch. It is forked a moment later: what was just launched needs the processor."""
+        if self._keeps_spare and self._spare is None and self._making is None and not self._closed:
+            self._making = asyncio.get_running_loop().create_task(self._make_spare())
+
+    async def _make_spare(self) -> None:
+        try:
+            await asyncio.sleep(SPARE_S)
+            zygote = await self._hire()
+            child = await self._warden(Order(argv=("true",)), zygote)
+            if child is not None:
+                self._spare = zygote, child
+        except Error:
+            return  # then the next launch forks for itself, and says what is wrong
+        finally:
+            self._making = None
+
+    def _take_spare(self, order: Order, zygote: _Zygote) -> Child | None:
+        """The warden that was forked ahead, if it lives and has the streams that this order needs."""
+        if self._spare is None or order.interactive or order.quiet:
+            return None
+        (parent, child), self._spare = self._spare, None
+        if parent is not zygote or child._started.done():  # it, or its zygote, was killed
+            child._release()
+            return None
+        child.order, child._started_at_ms = order, self._clock.now_ms()
         return child
 
     def _prepare(self, order: Order, zygote: _Zygote) -> tuple[Child, socket.socket, list[int]]:

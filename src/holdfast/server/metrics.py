@@ -2,8 +2,9 @@
 
 `observe(op, outcome, seconds)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
-`op` and `outcome` (and `result` of a hot tier: `cache_metrics.py`), from closed sets: what is not in them is counted as "other". Names of spaces, agents or keys are
-never labels, so that the number of series is bounded and one tenant learns nothing about another.
+`op` and `outcome`, `state` of messages, `status` of tasks and `result` of a hot tier (`cache_metrics.py`) alone, from closed sets:
+what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number of series
+is bounded and one tenant learns nothing about another.
 
 How it fails. A gauge whose function raises is left out of that answer and logged. Counting is not meant for several
 threads: `observe` belongs to the event loop, `text` too.
@@ -23,6 +24,8 @@ from prometheus_client.registry import Collector
 
 from holdfast import errors
 from holdfast.errors import InvalidInput
+from holdfast.layers.queue_entries import STATES
+from holdfast.layers.task_states import STATUSES
 from holdfast.middleware.cache_options import CacheStats
 from holdfast.server.cache_metrics import CacheMetrics
 
@@ -60,6 +63,12 @@ GAUGES: Final = {
     "in_flight": "Requests that were taken and are not answered yet.",
 }
 
+LABELLED: Final = {
+    "queue_messages": ("Messages of all queues, by where they are.", "state", STATES),
+    "tasks": ("Tasks by status, those that have ended as long as they are kept.", "status", STATUSES),
+}
+"""Gauges with one label, and what it may say."""
+
 
 class _Series:
     """What was counted of one operation."""
@@ -73,7 +82,8 @@ class _Series:
 
 
 class Metrics(Collector):
-    """The counters of one keeper. `gauges` are functions by name (GAUGES), asked when somebody reads; so is `cache`."""
+    """The counters of one keeper. `gauges` are functions by name (GAUGES), asked when somebody reads, and `labelled` such as
+    give a number for each label (LABELLED); so is `cache`."""
 
     def __init__(
         self,
@@ -81,13 +91,16 @@ class Metrics(Collector):
         gauges: Mapping[str, Callable[[], float]] | None = None,
         *,
         cache: Callable[[], CacheStats | None] | None = None,
+        labelled: Mapping[str, Callable[[], Mapping[str, float]]] | None = None,
         process: bool = True,
     ) -> None:
-        unknown = sorted(set(gauges or ()) - set(GAUGES))
+        unknown = sorted((set(gauges or ()) - set(GAUGES)) | (set(labelled or ()) - set(LABELLED)))
         if unknown:
-            raise InvalidInput(f"there is no gauge {', '.join(unknown)}; there are {', '.join(GAUGES)}")
+            known = ", ".join((*GAUGES, *LABELLED))
+            raise InvalidInput(f"there is no gauge {', '.join(unknown)}; there are {known}")
         self._version = version
         self._gauges = dict(gauges or {})
+        self._labelled = dict(labelled or {})
         self._other = _Series()
         self._series = {op: _Series() for op in OPERATIONS} | {OTHER: self._other}
         self.registry = CollectorRegistry(auto_describe=False)
@@ -149,6 +162,17 @@ class Metrics(Collector):
                 logging.getLogger("holdfast.metrics").exception("the gauge %s cannot be read", name)
                 continue
             yield GaugeMetricFamily(f"holdfast_{name}", GAUGES[name], value)
+        for name, numbers in self._labelled.items():
+            told, label, known = LABELLED[name]
+            family = GaugeMetricFamily(f"holdfast_{name}", told, labels=[label])
+            try:
+                now = numbers()
+                for each in known:
+                    family.add_metric([each], float(now.get(each, 0)))
+            except Exception:
+                logging.getLogger("holdfast.metrics").exception("the gauge %s cannot be read", name)
+                continue
+            yield family
 
 
 def _cumulated(buckets: list[int]) -> list[tuple[str, float]]:

@@ -20,7 +20,7 @@ from holdfast.layers.correlations import Correlation, CorrelationView, SignalOut
 from holdfast.layers.locks import wait_ms
 from holdfast.layers.patterns import AGENTS_MAX
 from holdfast.server.http.endpoint import Call, endpoint
-from holdfast.server.http.shapes import DurationText, InSpace, Lifetime, PageSize, Prefix, Wire
+from holdfast.server.http.shapes import InSpace, Lifetime, PageSize, Prefix, WaitText, Wire
 
 CorrelationId = Annotated[
     str,
@@ -31,7 +31,6 @@ CorrelationId = Annotated[
 AgentName = Annotated[str, Meta(pattern=f"^{AGENT.pattern}$", description="An agent.", examples=["momentum"])]
 Names = Annotated[list[AgentName], Meta(min_length=1, max_length=AGENTS_MAX)]
 Number = Annotated[int, Meta(ge=1, le=AGENTS_MAX)]
-WaitText = Annotated[str, Meta(pattern="^0$", description="Not at all.")]
 
 
 class CorrelationAt(InSpace, frozen=True):
@@ -82,7 +81,7 @@ class CorrelationQuery(Wire, frozen=True):
 class WaitQuery(Wire, frozen=True):
     """How long to wait for the decision: at most 30 s, not at all unless told."""
 
-    wait: WaitText | DurationText = "0"
+    wait: WaitText = "0"
 
 
 class DecideNow(Wire, frozen=True):

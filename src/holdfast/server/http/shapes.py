@@ -32,6 +32,10 @@ _TIMES: Final = (
 DurationText: TypeAlias = Annotated[
     str, Meta(pattern=_TIMES, description='Seconds, or such as "250ms", "90s", "5m", "1h", "7d".', examples=["90s"])
 ]
+WaitText: TypeAlias = Annotated[
+    str,
+    Meta(pattern=f"^0$|{_TIMES}", description='How long to wait, such as "20s"; 0 is not at all.', examples=["20s"]),
+]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000_000, description="Seconds.")]
 Lifetime: TypeAlias = DurationText | Seconds
 RequestId: TypeAlias = Annotated[

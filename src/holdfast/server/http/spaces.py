@@ -26,7 +26,7 @@ class WhoAmI(msgspec.Struct, frozen=True):
     space: str
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptByAgent(msgspec.Struct, frozen=True):
     """What one owner keeps in one subspace."""
 
     owner: str
@@ -43,7 +43,7 @@ class SpaceShown(msgspec.Struct, frozen=True):
     revision: int
     created_at: datetime
     audit_reads: bool
-    usage: list[Kept]
+    usage: list[KeptByAgent]
 
 
 class SpaceList(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ async def list_spaces(call: Call) -> SpaceList:
 
 
 def _shown(info: SpaceInfo) -> SpaceShown:
-    usage = [Kept(each.owner, each.subspace, each.keys, each.bytes) for each in info.usage]
+    usage = [KeptByAgent(each.owner, each.subspace, each.keys, each.bytes) for each in info.usage]
     created_at = as_datetime(info.created_at)
     return SpaceShown(info.name, info.durability, info.revision, created_at, info.audit_reads, usage)
 

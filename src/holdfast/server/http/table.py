@@ -11,9 +11,11 @@ from holdfast.server.http import (
     health,
     locks,
     messages,
+    queues,
     records,
     schemas,
     spaces,
+    tasks,
     transactions,
 )
 from holdfast.server.http.endpoint import Endpoint
@@ -28,5 +30,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *schemas.ENDPOINTS,
     *documents.ENDPOINTS,
     *correlations.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *tasks.ENDPOINTS,
     *feed.ENDPOINTS,
 )
