@@ -8,10 +8,12 @@ tables with a reason per line; an exception nobody needs any more is a finding t
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,10 +50,15 @@ class Source(NamedTuple):
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+        return _parsed(self.text, self.path)
 
     def at(self, line: int, what: str) -> str:
         return f"{self.path}:{line}: {what}"
+
+
+@functools.cache
+def _parsed(text: str, path: str) -> ast.Module:
+    return ast.parse(text, path)
 
 
 Rule = Callable[[Source], Iterator[str]]
@@ -372,16 +379,16 @@ def named_modules(source: Source) -> set[str]:
 def dead_modules(sources: list[Source], outside: set[str], kept: dict[str, str]) -> Iterator[str]:
     """Modules nobody reaches. What only tests use is dead, unless it is the suite that is shipped for them."""
     uses = {source.path: named_modules(source) for source in sources}
-    packages = {name for names in uses.values() for name in names} | outside
+    users = Counter(name for names in uses.values() for name in names)
+    packages = set(users) | outside
     for source in sources:
         name = module_name(source.path)
         if name in kept or name in outside or source.path.endswith("__main__.py"):
             continue
-        users = set().union(*(names for path, names in uses.items() if path != source.path))
         if source.path.endswith("__init__.py"):
             if not any(used == name or used.startswith(name + ".") for used in packages):
                 yield source.at(1, f"nobody imports anything of {name}")
-        elif name not in users:
+        elif users[name] == (name in uses[source.path]):  # nobody, or it alone
             yield source.at(1, f"nobody imports {name}: remove it, or use it")
 
 

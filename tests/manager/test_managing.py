@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast import InvalidInput, TaskLedger, TaskOutcome, TaskRetry, TaskSpec, ensure_manager
+from holdfast import InvalidInput, Pipelines, TaskLedger, TaskOutcome, TaskRetry, TaskSpec, ensure_manager
 from holdfast.clock import SystemClock
 from holdfast.engine import Batch, Delete
 from holdfast.identity import Role
@@ -463,3 +463,14 @@ async def test_a_request_that_a_manager_could_not_take_goes_back_to_the_queue(mo
         assert (await handle.wait("20s")).status == "completed"
         stats = await space.queue("holdfast.spawn.requests").stats()
         assert (stats.ready, stats.delayed, stats.reserved) == (0, 0, 0)
+
+
+async def test_a_defect_in_one_of_its_duties_does_not_end_a_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(Pipelines, "run", run)
+    async with holdfast.open("memory:") as store, inside(store) as space:
+        for _ in range(2):
+            assert (await (await space.tasks.submit(TaskSpec(command=("true",)))).wait("20s")).status == "completed"
+            await asyncio.sleep(0.1)

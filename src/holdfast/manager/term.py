@@ -103,8 +103,10 @@ class Term:
     async def serve(self) -> bool:
         """Serve until it leaves (True) or its lease is lost (False)."""
         spawn = asyncio.get_running_loop().create_task
-        taking = [spawn(self._take()), spawn(self._adopt())]
-        others = [spawn(self._hear()), spawn(self._space.tasks.pipelines.run())]
+        keep = self._keep_up
+        taking = [spawn(keep("taking requests", self._take)), spawn(keep("adopting", self._adopt))]
+        pipelines = self._space.tasks.pipelines
+        others = [spawn(keep("hearing commands", self._hear)), spawn(keep("moving pipelines on", pipelines.run))]
         lost, leaving = spawn(self._ledger.lease.lost.wait()), spawn(self._leaving.wait())
         try:
             await _first(*taking, *others, lost, leaving)
@@ -116,6 +118,17 @@ class Term:
         finally:
             await _stop(*taking, *others, lost, leaving)
             await _stop(*self._tasks)
+
+    async def _keep_up(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it until it is done. What goes wrong with one thing must not end everything that runs here."""
+        while True:
+            try:
+                return await work()
+            except Error as exc:
+                log.warning("%s failed and goes on: %s", what, exc)
+            except Exception:
+                log.exception("%s failed unexpectedly and goes on", what)
+            await self._pause()
 
     # --- taking ---
 
