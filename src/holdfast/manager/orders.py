@@ -59,7 +59,7 @@ def _told(ended: Ended, spec: TaskSpec) -> TaskOutcome:
     code = ended.code
     match ended.reason:
         case "timeout":
-            return TaskOutcome("timeout", code, reason=f"it ran longer than {spec.timeout}")
+            return TaskOutcome("timeout", code, reason=f"it ran longer than {(spec.timeout_ms or 0) / 1000:g} s")
         case "stopped":
             return TaskOutcome("cancelled", code, reason="stop")
         case "killed":
