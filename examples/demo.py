@@ -1,15 +1,16 @@
-"""A day at a research desk: agents, a keeper, a workflow, a contradiction, a decision, tasks; and who is killed with -9 on the way.
+"""A day at a research desk: agents, a keeper, a workflow, a contradiction, a decision, tasks, and four kills with -9.
 
     python examples/demo.py [--fast]
 
-Nine processes work on one space of a keeper: four agents, two leads, two workers and a task manager. In eight scenes an agent dies in the
-moment in which a naive retry counts twice, a worker in the middle of a workflow, a leader with a contradiction in its hands, and the
-keeper itself; each is followed by another that goes on. What is printed was read from the store. At the end the whole day is read again, from
-the store, its audit, and what the processes noted beside it, and compared promise by promise. Exit code 0 means that all of them
-hold; otherwise 1, and the files stay where the last line says.
+Nine processes work on one space of a keeper: four agents, two leads, two workers and a task manager. In eight scenes an
+agent dies in the moment in which a naive retry counts twice, a worker in the middle of a workflow, a leader with a
+contradiction in its hands, and the keeper itself; each is followed by another that goes on. What is printed was read
+from the store. At the end the whole day is read again, from the store, its audit, and what the processes noted beside
+it, and compared promise by promise. Exit code 0 means that all of them hold; otherwise 1, and the files stay where the
+last line says.
 
-The parts are in `desk/`: `flows.py` (the workflow, the tasks), `roles.py` (what each process does), `cast.py` (the processes), `books.py`
-(the day as it is read afterwards), `verdict.py` (the promises), `report.py` (what is seen).
+The parts are in `desk/`: `flows.py` (the workflow, the tasks), `roles.py` (what each process does), `cast.py` (the
+processes), `books.py` (the day as it is read afterwards), `verdict.py` (the promises), `report.py` (what is seen).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Director:
     def __init__(self, folder: Path, teller: Teller, *, fast: bool) -> None:
         self.folder = folder
         self.teller = teller
-        self.pause_s = 0.1 if fast else 0.8
+        self.pause_s = 0.1 if fast else 1.2
         self.cast = Cast(folder, lease_s=1.5 if fast else 3.0, step_s=0.25 if fast else 0.9)
         self.day = Day(kills=self.cast.kills)
         self.seen: dict[str, Any] = {}
@@ -81,7 +82,7 @@ class Director:
         self.teller.say("desk", f"agents book orders and leads stand for election: {len(ROLES)} processes")
 
     async def orders(self) -> None:
-        """The moment in which a naive retry counts twice: the store has answered, and the agent dies before it knows."""
+        """The moment in which a naive retry counts twice: the store has answered, and the agent does not know."""
 
         self.teller.scene("Orders", "each is one commit, under a request id")
         await self.begin("orders")
@@ -96,7 +97,7 @@ class Director:
         self.cast.start("market")
         await self.until(lambda: request in Notes.read(self.folder / "market.notes").told, "market has asked again")
         total = Notes.read(self.folder / "market.notes").told[request]
-        kill.successor = f"its next life asked again, and was told the same: {total}"
+        kill.successor = f"its next life asked again, and was told: {total}"
         self.teller.took_over("market", f"is back, asks again under the same request id: {total}, counted once")
 
     async def research(self) -> None:
@@ -118,7 +119,7 @@ class Director:
                         self.teller.say(event.by, f"{what}: {event.error.message if event.error else ''}; tries again")
                     elif what:
                         if kill is not None and not kill.successor:
-                            kill.successor = f"{event.by} went on after the last finished step"
+                            kill.successor = f"{event.by} went on"
                             self.teller.took_over(event.by, "goes on after the last finished step")
                         self.teller.say(event.by, f"{what} done")
                 told = len(log)
@@ -157,7 +158,7 @@ class Director:
         after = self.day.beats[-1]
         self.teller.took_over(after.agent, f"leads, in epoch {after.epoch}")
         settled = await self.record("settled")
-        kill.successor = f"{after.agent}, in epoch {after.epoch}, found it open and settled it"
+        kill.successor = f"{after.agent}, in epoch {after.epoch}, settled it"
         self.teller.say(after.agent, f"settles it for {settled['winner']}: {settled['reason']}; both opinions stay")
         self.cast.start(kill.name)
 
@@ -197,8 +198,8 @@ class Director:
         kill, killed_at = self.cast.kill_keeper(), time.monotonic()
         self.teller.killed("keeper", kill.when)
         self.cast.keeper.start()
-        away = f"is back on the same file after {time.monotonic() - killed_at:.1f} s"
-        self.teller.took_over("keeper", away)
+        away = f"back on the same file after {time.monotonic() - killed_at:.1f} s"
+        self.teller.took_over("keeper", f"is {away}")
         await self.until(lambda: self.last > orders + 8 and len(self.day.beats) > beats, "all go on")
         kill.successor = f"{away}; all went on"
         now = self.day.beats[-1]

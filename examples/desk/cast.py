@@ -1,4 +1,4 @@
-"""The processes of the desk: a keeper, agents, leads, workers and a task manager; started, killed with -9, replaced, stopped.
+"""The processes of the desk: keeper, agents, leads, workers, task manager; started, killed with -9, replaced, stopped.
 
 All of them belong to whoever made the `Cast` and end with it. What they have to say goes to files in its folder.
 """

@@ -1,7 +1,7 @@
-"""What the desk computes: a workflow that fans out over symbols and reduces them, and two functions that run as tasks with limits.
+"""What the desk computes: a workflow that fans out over symbols and reduces them, and two functions that run as tasks.
 
-The numbers come from a seed of the symbol, so every day of the demo is the same day. Each step writes down beside the store when it began,
-which is how the verdict can tell whether a step that was finished has run again.
+The numbers come from a seed of the symbol, so every day of the demo is the same day. Each step writes down beside the
+store when it began, which is how the verdict can tell whether a step that was finished has run again.
 """
 
 from __future__ import annotations

@@ -43,9 +43,8 @@ class Teller:
         self.console.print(Text.assemble((f"{self._scenes}  {title}", "bold"), (f"   {words}", "dim")))
 
     def say(self, who: str, what: str, style: str = "") -> None:
-        line = Text(f"{time.monotonic() - self.began:6.1f} s  ", style="dim")
-        line.append(f"{who:<11} ", style=COLOURS.get(who, "white"))
-        line.append(what, style=style)
+        at = f"{time.monotonic() - self.began:6.1f} s  "
+        line = Text.assemble((at, "dim"), (f"{who:<11} ", COLOURS.get(who, "bold")), (what, style))
         self.console.print(line, soft_wrap=True)
 
     def killed(self, who: str, when: str) -> None:

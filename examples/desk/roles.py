@@ -1,12 +1,12 @@
 """Who works at the desk. Each of these runs in a process of its own and knows a URL, a token and its name.
 
-- An agent (market, risk, compliance, reporting) books orders all day, contributes its opinion to the document, and sends its signal.
-- A lead stands for election. Whoever leads counts beats, starts the research, and settles what the agents contradict each other in; all it
-  writes goes through `term.space`, so the store refuses it once it leads no more. A successor does the same things again: those that
-  are done already have no second effect. Both leads decide correlations.
-- A worker runs workflows.
-
     python -m desk.roles agent|lead|worker URL FOLDER LIFE LEASE_S
+
+- An agent (market, risk, compliance, reporting) books orders all day, contributes its opinion, and sends its signal.
+- A lead stands for election. Whoever leads counts beats, starts the research, and settles what the agents contradict
+  each other in; all it writes goes through `term.space`, so the store refuses it once it leads no more. A successor
+  does the same things again: those that are done already have no second effect. Both leads decide correlations.
+- A worker runs workflows.
 
 Nobody asks twice whether something has happened: they wait for a record (`there`), which is a watch of the feed.
 """
@@ -66,7 +66,10 @@ WEIGHTS = {"market": 1, "risk": 2, "compliance": 1}
 
 @dataclass
 class Notes:
-    """What an agent wrote down beside the store: `?` before a commit, `+` and the sum it was told after it. All its lives share one file."""
+    """What an agent wrote down beside the store: `?` before a commit, `+` and the sum it was told after it.
+
+    All its lives share one file.
+    """
 
     asked: list[str] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
@@ -85,16 +88,30 @@ class Notes:
 
 async def play(role: str, url: str, folder: Path, life: int, lease_s: float) -> None:
     """Do what the role asks until the desk closes, or whoever started this process is gone."""
-    async with holdfast.open(url, token=os.environ["HOLDFAST_TOKEN"]) as store:
+    alone = asyncio.create_task(left_alone())
+    store = await found(url, alone)
+    try:
         space = store.space(SPACE, instance=str(life))
         acts = {"agent": lambda: agent(space, folder, life), "lead": lambda: lead(space, folder, lease_s)}
-        act = acts.get(role, lambda: worker(space, lease_s))()
-        alone = asyncio.create_task(left_alone())
-        done, pending = await asyncio.wait([asyncio.ensure_future(act), alone], return_when=asyncio.FIRST_COMPLETED)
+        act = asyncio.ensure_future(acts.get(role, lambda: worker(space, lease_s))())
+        done, pending = await asyncio.wait([act, alone], return_when=asyncio.FIRST_COMPLETED)
         for each in pending:
             each.cancel()
         for each in done:
             each.result()
+    finally:
+        await store.close()
+
+
+async def found(url: str, alone: asyncio.Task[None]) -> holdfast.Store:
+    """The store. Who starts while the keeper is down waits for it; who is connected does so without being told."""
+    while True:
+        try:
+            return await holdfast.open(url, token=os.environ["HOLDFAST_TOKEN"])
+        except holdfast.Unavailable:
+            if alone.done():
+                raise
+            await asyncio.sleep(0.1)
 
 
 async def left_alone() -> None:
@@ -129,7 +146,7 @@ async def agent(space: Space, folder: Path, life: int) -> None:
 
 
 async def book(space: Space, path: Path, life: int, closing: asyncio.Future[Any], aimed: asyncio.Future[Any]) -> None:
-    """Orders, one after the other; each is one commit under a request id. First those that a former life has no answer to."""
+    """Orders, each one commit under a request id. First those that a former life has no answer to."""
     before = Notes.read(path)
     notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -155,7 +172,7 @@ async def book(space: Space, path: Path, life: int, closing: asyncio.Future[Any]
 
 
 async def advise(space: Space) -> None:
-    """An opinion, a signal and, from risk, two tasks, each when it is asked for. A second life finds what the first one did."""
+    """An opinion, a signal and, from risk, two tasks, each when it is asked for. A second life repeats nothing."""
     await there(space, "scene/opinions")
     if (before := READS[space.agent]) is not None:
         await there(space, f"said/{before}")

@@ -80,7 +80,7 @@ def research(day: Day) -> Line:
 
 
 def conflict(day: Day) -> Line:
-    """The contradiction was settled once, by the leader that followed the one who had found it, and nothing was discarded."""
+    """The contradiction was settled once, by another leader than the one who found it, and nothing was discarded."""
     if len(day.resolutions) != 1 or day.open_conflicts:
         return Line(False, "conflict", f"{len(day.resolutions)} settled, {day.open_conflicts} open; it should be one")
     [settled] = day.resolutions

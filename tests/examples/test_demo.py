@@ -1,4 +1,4 @@
-"""The demo would notice what it claims not to happen: each line of its verdict can fail, and does when its promise is broken."""
+"""The demo would notice what it claims not to happen: each line of its verdict fails when its promise is broken."""
 
 from __future__ import annotations
 
