@@ -97,7 +97,7 @@ class Director:
         self.cast.start("market")
         await self.until(lambda: request in Notes.read(self.folder / "market.notes").told, "market has asked again")
         total = Notes.read(self.folder / "market.notes").told[request]
-        kill.successor = f"its next life asked again, and was told: {total}"
+        kill.successor = f"its next life asked again: {total}"
         self.teller.took_over("market", f"is back, asks again under the same request id: {total}, counted once")
 
     async def research(self) -> None:
@@ -140,8 +140,7 @@ class Director:
         self.teller.scene("Opinions", "one document, a section for each agent")
         await self.begin("opinions")
         for name in AGENTS:
-            said = await self.record(f"said/{name}")
-            self.teller.say(name, f"contributes: {said}" if said else "contributes")
+            self.teller.say(name, f"contributes: {await self.record(f'said/{name}')}")
         async with holdfast.open(self.cast.url, token=self.cast.tokens["market"]) as store:
             try:
                 await store.space(self.space.name).document(DOCUMENT).replace({"winner": "market"}, etag=0)

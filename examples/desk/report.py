@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from desk.books import Day
-from desk.roles import AGENTS, MEMORY_MB, OPINIONS, WEIGHTS
+from desk.roles import AGENTS, MEMORY_MB, WEIGHTS
 from desk.verdict import Line
 
 WIDTH = 110
@@ -71,7 +71,7 @@ class Teller:
 
     def verdict(self, lines: list[Line]) -> bool:
         well = all(line.holds for line in lines)
-        table = columns("", "", "", fold=True)
+        table = columns("", "", "")
         for line in lines:
             mark = Text("ok", style="bold green") if line.holds else Text("NO", style="bold red")
             table.add_row(mark, line.subject, line.text)
@@ -81,8 +81,8 @@ class Teller:
         return well
 
 
-def columns(*headings: str, fold: bool = False) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2 if not fold else 0), show_header=any(headings))
+def columns(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headings))
     for number, heading in enumerate(headings):
         last = number == len(headings) - 1
         table.add_column(heading, header_style="dim", no_wrap=not last, overflow="fold" if last else "ellipsis")
@@ -117,11 +117,12 @@ def timeline(day: Day) -> Table:
 
 
 def opinions(day: Day) -> Table:
-    table = columns("agent", "said", "confidence")
+    table = columns("agent", "said", "sure")
     for name in AGENTS:
         if name in day.opinions:
-            said = OPINIONS[name].get("recommendation") or OPINIONS[name].get("summary") or "no restriction"
-            table.add_row(name, said, str(day.opinions[name].confidence))
+            opinion = day.opinions[name]
+            said = opinion.data.get("recommendation") or opinion.data.get("summary")
+            table.add_row(name, said, str(opinion.confidence))
     for settled in day.resolutions:
         table.add_row(Text("settled", style="bold"), Text(f"by {settled.method}: {settled.reason}", style="bold"), "")
         table.add_row("", f"found by {day.seen_by}, settled by {settled.by}; nothing was discarded", "")
@@ -129,7 +130,7 @@ def opinions(day: Day) -> Table:
 
 
 def decided(day: Day) -> Table:
-    table = columns("agent", "weight", "wants", "confidence")
+    table = columns("agent", "weight", "wants", "sure")
     for name, signal in day.signals.items():
         wants = signal["analysis"]
         what = f"{wants['action']} {wants['direction'] or ''} {wants['size'] or ''}".strip()

@@ -50,8 +50,8 @@ MEMORY_MB = {"backtest": 256, "runaway": 160}
 OPINIONS: dict[str, dict[str, Any]] = {
     "market": {"symbol": "MSFT", "outlook": "growth", "recommendation": "increase position size"},
     "risk": {"symbol": "MSFT", "sector_risk": "elevated", "recommendation": "reduce exposure"},
-    "compliance": {"symbol": "MSFT", "restricted": False},
-    "reporting": {"summary": "market and risk look at the same numbers and see different things"},
+    "compliance": {"symbol": "MSFT", "summary": "no restriction"},
+    "reporting": {"summary": "market and risk read the same numbers differently"},
 }
 CONFIDENCE = {"market": 0.8, "risk": 0.9, "compliance": 1.0, "reporting": 0.7}
 READS = {"market": None, "risk": "market", "compliance": "risk", "reporting": "compliance"}
@@ -181,7 +181,8 @@ async def advise(space: Space) -> None:
     if space.agent not in view.contributions:
         mine = OPINIONS[space.agent]
         await document.contribute(mine, inputs=view.versions, confidence=CONFIDENCE[space.agent])
-    await space.records.set(f"said/{space.agent}", OPINIONS[space.agent].get("recommendation", ""))
+    said = OPINIONS[space.agent]
+    await space.records.set(f"said/{space.agent}", said.get("recommendation") or said["summary"])
     if space.agent in SIGNALS:
         correlation = await space.correlation(await there(space, "asked"))
         await correlation.signal({"analysis": SIGNALS[space.agent]})
