@@ -20,9 +20,8 @@ help: ## list these commands
 	@echo "Holdfast. Each command sets up what it needs the first time."
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: setup ## agents share a file, then a keeper over the network; some are killed with -9, nothing acknowledged is lost (35 s)
+demo: setup ## a day at a research desk: agents, workflow, conflict, decision, tasks; four killed with -9, every promise checked (30 s)
 	@$(BIN)/python examples/demo.py
-	@$(BIN)/python examples/demo_keeper.py
 
 test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
 	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20

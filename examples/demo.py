@@ -1,16 +1,16 @@
-"""Eight agent processes share one SQLite file; some are killed with -9 in full work; nothing acknowledged is lost.
+"""A day at a research desk: agents, a keeper, a workflow, a contradiction, a decision, tasks, and four kills with -9.
 
-    python examples/demo.py [--seconds 10] [--agents 8] [--kills 6]
+    python examples/demo.py [--fast]
 
-Each agent takes orders as fast as the store lets it. An order is one commit: a shared counter grows by one and the
-order is written down, under a request id. Then the agent appends a line to a shared journal. Beside the store it keeps
-notes of its own: `?` before a commit, `+` and the sum it was told after it, `j` after the journal's line.
+Nine processes work on one space of a keeper: four agents, two leads, two workers and a task manager. In eight scenes an
+agent dies in the moment in which a naive retry counts twice, a worker in the middle of a workflow, a leader with a
+contradiction in its hands, and the keeper itself; each is followed by another that goes on. What is printed was read
+from the store. At the end the whole day is read again, from the store, its audit, and what the processes noted beside
+it, and compared promise by promise. Exit code 0 means that all of them hold; otherwise 1, and the files stay where the
+last line says.
 
-Most kills come from outside, at random. One is aimed: an agent kills itself after the store has answered and before it
-could write that down, the moment in which a naive retry counts twice. Whoever is killed is replaced. The successor reads the notes of the dead, finds the order that was asked for and never
-answered, and asks again with the same request id: if it had been committed the store gives the same answer and does
-nothing, otherwise it happens now. At the end the notes are compared with the store and with its feed, order by order.
-Exit code 0 means that they agree; otherwise 1, and the files stay where the last line says.
+The parts are in `desk/`: `flows.py` (the workflow, the tasks), `roles.py` (what each process does), `cast.py` (the
+processes), `books.py` (the day as it is read afterwards), `verdict.py` (the promises), `report.py` (what is seen).
 """
 
 from __future__ import annotations
@@ -18,453 +18,260 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
 import holdfast
-from holdfast import increment, set_
+from desk.books import Beat, Cut, Day, name_of, read_day
+from desk.cast import LEADS, ROLES, Cast, Kill
+from desk.report import Teller
+from desk.roles import AGENTS, CORRELATION, DOCUMENT, EXECUTION, MEMORY_MB, SPACE, Notes
+from desk.verdict import verdict
 
-NAMES = ["market", "risk", "news", "research", "compliance", "pricing", "reporting", "execution"]
-TICK_S = 0.2
-ABSENCE_S = 0.6
-"""How long a killed agent is missing before its successor starts."""
-START_S_MAX = 30.0
-PACE_TICKS = 24
-BARS = " ▁▂▃▄▅▆▇█"
-
-
-# --- an agent: runs in a process of its own ---
+PATIENCE_S = 40.0
+"""How long a scene may wait for what must come, on a machine that has much else to do."""
 
 
-@dataclass
-class Notes:
-    """What an agent wrote down beside the store. All lives of an agent share one file."""
+class Director:
+    """Opens the scenes, watches the feed, kills."""
 
-    asked: list[str] = field(default_factory=list)
-    told: dict[str, int] = field(default_factory=dict)
-    journalled: list[str] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, path: Path) -> Notes:
-        notes = cls()
-        for line in path.read_text().splitlines() if path.exists() else ():
-            kind, request, *total = line.split()
-            if kind == "?":
-                notes.asked.append(request)
-            elif kind == "+":
-                notes.told[request] = int(total[0])
-            else:
-                notes.journalled.append(request)
-        return notes
-
-
-async def agent(folder: Path, name: str, life: int, die_after_s: float) -> None:
-    path = folder / f"{name}.notes"
-    before = Notes.read(path)
-    notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    director = os.getppid()
-    dies_at = time.monotonic() + die_after_s if die_after_s else float("inf")
-
-    async with holdfast.open(str(folder / "team.db")) as store:
-        space = store.space("desk", agent=name, instance=str(life))
-
-        async def order(request: str) -> None:
-            receipt = await space.commit(
-                increment("orders"),
-                set_(
-                    f"order/{request}", {"agent": name}
-                ),  # the same for every life: a request id stands for its content
-                request_id=request,
-            )
-            if time.monotonic() > dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            os.write(notes, f"+ {request} {receipt.results[0]}\n".encode())
-            await space.records.append_to_list("journal", request)
-            os.write(notes, f"j {request}\n".encode())
-
-        for request in before.asked:
-            if request not in before.told:
-                await order(request)
-        number = 0
-        while await space.records.get("open") and os.getppid() == director:
-            number += 1
-            request = f"{name}-{life}-{number}"
-            os.write(notes, f"? {request}\n".encode())
-            await order(request)
-
-
-# --- the director: starts agents, kills them, watches the feed ---
-
-
-@dataclass
-class Seat:
-    """One agent's place: the process that has it now, and what the feed told of it."""
-
-    name: str
-    process: subprocess.Popen[bytes] | None = None
-    life: int = 0
-    orders: int = 0
-    orders_before: int = 0
-    die_after_s: float = 0.0
-    pace: deque[int] = field(default_factory=lambda: deque(maxlen=PACE_TICKS))
-    counted: int = 0
-    back_at: float = 0.0
-
-    @property
-    def at_work(self) -> bool:
-        """Alive, and past its first order."""
-        return self.process is not None and self.orders > self.orders_before
-
-    def tick(self) -> None:
-        self.pace.append(self.orders - self.counted)
-        self.counted = self.orders
-
-
-@dataclass
-class Cut:
-    """An order whose agent was killed before it heard the answer."""
-
-    request: str
-    committed: bool
-
-
-class Demo:
-    def __init__(self, folder: Path, agents: int, seconds: float, kills: int, console: Console) -> None:
+    def __init__(self, folder: Path, teller: Teller, *, fast: bool) -> None:
         self.folder = folder
-        self.seats = {name: Seat(name) for name in names(agents)}
-        self.seconds = seconds
-        self.kills = kills
-        self.console = console
-        self.live = console.is_terminal and not console.is_dumb_terminal
-        self.killed = 0
-        self.cuts: list[Cut] = []
-        self.news: deque[str] = deque(maxlen=6)
-        self.feed: list[tuple[int, str]] = []  # version and request id of every order
-        self.began = 0.0
-
-    # --- what happens ---
+        self.teller = teller
+        self.pause_s = 0.1 if fast else 1.2
+        self.cast = Cast(folder, lease_s=1.5 if fast else 3.0, step_s=0.25 if fast else 0.9)
+        self.day = Day(kills=self.cast.kills)
+        self.seen: dict[str, Any] = {}
+        """The newest value of each record that is not an order."""
+        self.last = 0
+        """The sum that the newest order made."""
 
     async def run(self) -> bool:
-        async with holdfast.open(str(self.folder / "team.db")) as store:
-            space = store.space("desk", agent="director")
-            watcher = asyncio.create_task(self.watch(space, await space.cursor()))
-            await space.records.set("open", True)
+        self.teller.scene("The desk opens", "a keeper, and nine processes that know its URL and a token")
+        self.cast.keeper.start()
+        self.teller.say("keeper", f"serves {self.cast.url}")
+        async with holdfast.open(self.cast.url, token=self.cast.keeper.admin) as store:
+            self.space = store.space(SPACE, agent="director")
+            await self.cast.make_tokens(store)
+            watching = asyncio.create_task(self.watch(await self.space.cursor()))
             try:
-                await self.direct(space, watcher)
-                await space.records.set("open", False)
-                await asyncio.to_thread(self.wait_for_all)
-                await space.records.set("closed", True)
-                await asyncio.wait_for(watcher, timeout=30)
+                morning = (self.opening, self.orders, self.research, self.opinions)
+                for scene in (*morning, self.decision, self.tasks, self.keeper):
+                    await scene()
+                    await asyncio.sleep(self.pause_s)
+                await self.closing()
+                await asyncio.wait_for(watching, PATIENCE_S)
             finally:
-                for seat in self.seats.values():
-                    if seat.process and seat.process.poll() is None:
-                        seat.process.kill()
-                        seat.process.wait()
-                watcher.cancel()
-            verdict = Verdict()
-            orders = [key.removeprefix("order/") for key in await space.records.keys("order/")]
-            notes = {name: Notes.read(self.folder / f"{name}.notes") for name in self.seats}
-            verdict.compare(
-                notes,
-                self.cuts,
-                await space.records.get("orders", 0),
-                orders,
-                await space.records.list("journal"),
-                self.feed,
-            )
-        self.console.print(verdict.table())
-        return verdict.well
+                watching.cancel()
+            await read_day(self.day, self.space, self.folder, self.cast.pids, LEADS)
+        self.teller.report(self.day)
+        return self.teller.verdict(verdict(self.day))
 
-    async def watch(self, space: holdfast.Space, cursor: str) -> None:
-        """Follow the feed from the first order to the end of the day."""
-        async for commit in space.watch(cursor=cursor):
-            for change in commit:
-                if change.key == "orders":
-                    self.feed.append((commit.version, commit.request_id or ""))
-                    self.seats[commit.actor].orders += 1
-                elif change.key == "closed":
-                    return
+    # --- the scenes ---
 
-    async def direct(self, space: holdfast.Space, watcher: asyncio.Task[None]) -> None:
-        random.choice(list(self.seats.values())).die_after_s = 0.4 * self.seconds if self.kills else 0.0
-        for seat in self.seats.values():
-            self.start(seat)
-        deadline = time.monotonic() + START_S_MAX
-        while not all(seat.at_work for seat in self.seats.values()) and time.monotonic() < deadline:
-            self.bury_or_raise(watcher)
-            await asyncio.sleep(TICK_S)
-        self.say(
-            f"{len(self.seats)} agent processes share one SQLite file; {self.kills} of them will be killed with -9"
+    async def opening(self) -> None:
+        for name in ROLES:
+            self.cast.start(name)
+        await self.until(lambda: len(self.day.beats) > 2 and self.last > 8, "everybody is at work")
+        self.teller.say("desk", f"agents book orders and leads stand for election: {len(ROLES)} processes")
+
+    async def orders(self) -> None:
+        """The moment in which a naive retry counts twice: the store has answered, and the agent does not know."""
+
+        self.teller.scene("Orders", "each is one commit, under a request id")
+        await self.begin("orders")
+        await self.until(lambda: self.cast.died("market"), "market has died", mortal="market")
+        notes = Notes.read(self.folder / "market.notes")
+        [request] = [each for each in notes.asked if each not in notes.told]
+        committed = await self.space.records.exists(f"order/{request}")
+        self.day.cuts.append(Cut(request, committed))
+        kill = Kill("market", f"before it heard the answer to {request}")
+        self.cast.kills.append(kill)
+        self.teller.killed("market", kill.when)
+        self.cast.start("market")
+        await self.until(lambda: request in Notes.read(self.folder / "market.notes").told, "market has asked again")
+        total = Notes.read(self.folder / "market.notes").told[request]
+        kill.successor = f"its next life asked again: {total}"
+        self.teller.took_over("market", f"is back, asks again under the same request id: {total}, counted once")
+
+    async def research(self) -> None:
+        """A workflow fans out and reduces. Whoever runs it is killed when two of the six are done."""
+
+        self.teller.scene("Research", "a workflow: six symbols in parallel, reduced to one note")
+        await self.begin("research")
+        await self.until(lambda: "execution" in self.seen, "a leader has started the research")
+        handle = await self.space.workflows.get(EXECUTION)
+        told = 0
+        kill = None
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                self.cast.check()
+                log = await handle.log()
+                for event in log[told:]:
+                    what = name_of(event.path, self.day.symbols) if event.path else ""
+                    if what and event.event == "retrying":
+                        self.teller.say(event.by, f"{what}: {event.error.message if event.error else ''}; tries again")
+                    elif what:
+                        if kill is not None and not kill.successor:
+                            kill.successor = f"{event.by} went on"
+                            self.teller.took_over(event.by, "goes on after the last finished step")
+                        self.teller.say(event.by, f"{what} done")
+                told = len(log)
+                if (await handle.status()).status == "completed":
+                    break
+                if kill is None and told > 2:
+                    kill = self.cast.kill(log[-1].by, f"with {told - 1} of {len(self.day.symbols)} symbols done")
+                    self.teller.killed(kill.name, kill.when)
+                await asyncio.sleep(0.05)
+        note = await handle.result()
+        self.teller.say("desk", f"the note: best is {note['best']}, the mean score {note['mean']}")
+        if kill is not None:
+            self.cast.start(kill.name)
+
+    async def opinions(self) -> None:
+        """Four opinions in one document. Two contradict each other; who finds that is killed before it is settled."""
+
+        self.teller.scene("Opinions", "one document, a section for each agent")
+        await self.begin("opinions")
+        for name in AGENTS:
+            self.teller.say(name, f"contributes: {await self.record(f'said/{name}')}")
+        async with holdfast.open(self.cast.url, token=self.cast.tokens["market"]) as store:
+            try:
+                await store.space(self.space.name).document(DOCUMENT).replace({"winner": "market"}, etag=0)
+            except holdfast.AccessDenied as denied:
+                self.day.refused = str(denied)
+                self.teller.say("market", "tries to write the leader's part as well, and is refused")
+        seen = await self.record("seen")
+        self.teller.say(
+            seen["by"], "finds a contradiction: " + " against ".join(seen["values"].values()), "bold yellow"
         )
-        self.began = time.monotonic()
-        first, last = 0.15 * self.seconds, 0.85 * self.seconds
-        due = deque(first + (last - first) * n / max(1, self.kills - 2) for n in range(self.kills - 1))
-        told = 0.0
-        with Live(console=self.console, auto_refresh=False) if self.live else _Silent() as live:
-            while (now := self.now()) < self.seconds or self.missing():
-                for seat in self.bury_or_raise(watcher):
-                    await self.kill(seat, space)
-                targets = [seat for seat in self.seats.values() if seat.at_work and not seat.die_after_s]
-                if due and now >= due[0] and targets:
-                    due.popleft()
-                    await self.kill(random.choice(targets), space)
-                for seat in self.seats.values():
-                    seat.tick()
-                    if seat.process is None and now >= seat.back_at:
-                        self.start(seat)
-                        self.say(f"{now:4.1f} s  {seat.name} is replaced")
-                if not self.live and now - told >= 2:
-                    told = now
-                    self.say(f"{now:4.1f} s  {len(self.feed):,} orders in the feed")
-                live.update(self.picture(now), refresh=True)
-                await asyncio.sleep(TICK_S)
-            live.update(self.picture(self.seconds), refresh=True)
+        kill = self.cast.kill(seen["by"], f"leading in epoch {seen['epoch']}, the conflict unsettled")
+        self.teller.killed(kill.name, kill.when)
+        await self.until(lambda: self.day.beats[-1].agent != kill.name, "another one leads")
+        after = self.day.beats[-1]
+        self.teller.took_over(after.agent, f"leads, in epoch {after.epoch}")
+        settled = await self.record("settled")
+        kill.successor = f"{after.agent}, in epoch {after.epoch}, settled it"
+        self.teller.say(after.agent, f"settles it for {settled['winner']}: {settled['reason']}; both opinions stay")
+        self.cast.start(kill.name)
 
-    def now(self) -> float:
-        return time.monotonic() - self.began if self.began else 0.0
+    async def decision(self) -> None:
+        """Three signals, two orchestrators, one decision."""
 
-    def start(self, seat: Seat) -> None:
-        seat.life += 1
-        seat.orders_before = seat.orders
-        command = [sys.executable, __file__, "--folder", str(self.folder), "--agent", seat.name]
-        command += ["--life", str(seat.life), "--die-after", str(seat.die_after_s)]
-        with (self.folder / f"{seat.name}.errors").open("ab") as errors:
-            seat.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
+        self.teller.scene("Decision", "three agents signal; two orchestrators run, one decides")
+        await self.begin("decision")
+        correlation = await self.space.correlation(CORRELATION, wait=PATIENCE_S)
+        decision = await correlation.decision(wait=PATIENCE_S)
+        assert decision is not None
+        for name, signalled in (await correlation.signals()).items():
+            wants = signalled["analysis"]
+            self.teller.say(name, f"signals {wants['action']} {wants['direction'] or ''}".rstrip())
+        await self.record(f"trade/{decision.id}")
+        words = f"{decision.action} {decision.direction} {decision.size:,.0f}, confidence {decision.confidence:.2f}"
+        self.teller.say("desk", f"decides: {words}; published once", "bold yellow")
 
-    def bury_or_raise(self, watcher: asyncio.Task[None]) -> list[Seat]:
-        """The agents that killed themselves as planned. Any other end, an agent's or the watcher's, is a failure."""
-        if watcher.done():
-            watcher.result()
-        ended = [seat for seat in self.seats.values() if seat.process and seat.process.poll() is not None]
-        for seat in ended:
-            if not seat.die_after_s or seat.process is None or seat.process.returncode != -signal.SIGKILL:
-                raise RuntimeError(f"{seat.name} ended by itself: {self.last_words(seat)}")
-        return ended
+    async def tasks(self) -> None:
+        """Two functions run as processes; one of them takes more than it may."""
 
-    async def kill(self, seat: Seat, space: holdfast.Space) -> None:
-        process, now = seat.process, self.now()
-        assert process is not None
-        process.kill()
-        process.wait()
-        seat.process, seat.die_after_s, seat.back_at = None, 0.0, now + ABSENCE_S
-        self.killed += 1
-        what = "between two orders"
-        notes = Notes.read(self.folder / f"{seat.name}.notes")
-        if notes.asked and notes.asked[-1] in notes.told and notes.asked[-1] not in notes.journalled:
-            what = "at its journal"
-        for request in notes.asked:
-            if request not in notes.told:
-                # Nobody can commit it now until the successor does, so this is what the dead agent could not know.
-                committed = await space.records.exists(f"order/{request}")
-                self.cuts.append(Cut(request, committed))
-                what = f"before the answer to {request}, which {'was' if committed else 'was not'} committed"
-        self.say(f"{now:4.1f} s  kill -9 {seat.name}, {what}")
+        self.teller.scene("Tasks", "functions in processes of their own, with limits")
+        await self.begin("tasks")
+        for name, limit in MEMORY_MB.items():
+            await self.record(f"task/{name}")
+            self.teller.say("risk", f"submits {name}, with {limit} MB and one and a half cores")
+        for name in MEMORY_MB:
+            status = await self.record(f"ended/{name}")
+            state = await (await self.space.tasks.get(self.seen[f"task/{name}"])).state()
+            words = f"{name} {status}, {state.peak_memory_mb or 0:.0f} MB at its peak"
+            self.teller.say("manager", words, "" if status == "completed" else "bold red")
 
-    def missing(self) -> bool:
-        return any(seat.process is None for seat in self.seats.values())
+    async def keeper(self) -> None:
+        """The keeper itself; everybody connects again by themselves."""
+        self.teller.scene("The keeper", "every commit is in its file before it is answered")
+        leader, orders, beats = self.day.beats[-1], self.last, len(self.day.beats)
+        kill, killed_at = self.cast.kill_keeper(), time.monotonic()
+        self.teller.killed("keeper", kill.when)
+        self.cast.keeper.start()
+        away = f"back on the same file after {time.monotonic() - killed_at:.1f} s"
+        self.teller.took_over("keeper", f"is {away}")
+        await self.until(lambda: self.last > orders + 8 and len(self.day.beats) > beats, "all go on")
+        kill.successor = f"{away}; all went on"
+        now = self.day.beats[-1]
+        leads = f"{now.agent} {'leads on' if now.epoch == leader.epoch else 'leads'} in epoch {now.epoch}"
+        self.teller.say("desk", f"all connect again by themselves: agents book on, {leads}")
 
-    def wait_for_all(self) -> None:
-        for seat in self.seats.values():
-            assert seat.process is not None
-            if seat.process.wait(timeout=30) != 0:
-                raise RuntimeError(f"{seat.name} failed: {self.last_words(seat)}")
+    async def closing(self) -> None:
+        self.teller.scene("The desk closes", "and the books are compared")
+        await self.begin("closing")
+        await self.cast.end()
+        self.teller.say("desk", f"everybody has gone home, after {self.last:,} orders")
+        await self.space.records.set("closed", True)
 
-    def last_words(self, seat: Seat) -> str:
-        text = (self.folder / f"{seat.name}.errors").read_text(errors="replace").strip()
-        return text.splitlines()[-1] if text else "it said nothing"
+    # --- what they need ---
 
-    # --- what is seen ---
+    async def begin(self, scene: str) -> None:
+        await self.space.records.set(f"scene/{scene}", True)
 
-    def say(self, text: str) -> None:
-        self.news.append(text)
-        if not self.live:
-            self.console.print(text, highlight=False, soft_wrap=True)
+    async def watch(self, cursor: str) -> None:
+        """Follow the feed; it goes on by itself when the keeper comes back."""
 
-    def picture(self, now: float) -> Panel:
-        table = Table(box=None, expand=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading, justify in (("agent", "left"), ("process", "right"), ("life", "right"), ("orders", "right")):
-            table.add_column(heading, justify=justify, header_style="dim")  # type: ignore[arg-type]
-        table.add_column("pace", header_style="dim", min_width=PACE_TICKS)
-        top = max((count for seat in self.seats.values() for count in seat.pace), default=0) or 1
-        for seat in self.seats.values():
-            pace = "".join(BARS[-(-count * (len(BARS) - 1) // top)] for count in seat.pace)
-            process = str(seat.process.pid) if seat.process else "kill -9"
-            style = "" if seat.process else "bold red"
-            table.add_row(
-                seat.name, process, str(seat.life), f"{seat.orders:,}", Text(pace, style="green"), style=style
-            )
-        rate = sum(sum(list(seat.pace)[-5:]) for seat in self.seats.values()) / (5 * TICK_S)
-        state = Text.assemble(
-            (f"{len(self.feed):,}", "bold"), " orders in the feed   ", (f"{rate:,.0f}", "bold"), " a second   ",
-            (f"{self.killed}", "bold red"), f" of {self.kills} killed   {min(now, self.seconds):.0f} of {self.seconds:.0f} s",
-        )  # fmt: skip
-        news = Text("\n".join(self.news), style="dim", no_wrap=True, overflow="ellipsis")
-        return Panel(Group(table, "", state, "", news), title="Holdfast: one SQLite file, no server", padding=(1, 2))
+        async for commit in self.space.watch(cursor=cursor):
+            changes = {change.key: change.value for change in commit}
+            if "orders" in changes:
+                self.last = int(changes["orders"])
+                continue
+            self.seen |= changes
+            if "beats" in changes:
+                leader = changes["leader"]
+                beat = Beat(int(changes["beats"]), leader["agent"], leader["epoch"])
+                if not self.day.beats:
+                    self.teller.say(beat.agent, f"leads, in epoch {beat.epoch}")
+                self.day.beats.append(beat)
+            if "closed" in changes:
+                return
 
+    async def record(self, key: str) -> Any:
+        """The value of a record, as soon as the feed has told it."""
+        await self.until(lambda: key in self.seen, f"there is {key}")
+        return self.seen[key]
 
-class _Silent:
-    """Stands in for the live picture where there is no terminal."""
-
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, picture: object, *, refresh: bool) -> None:
-        pass
-
-
-def names(agents: int) -> list[str]:
-    return [NAMES[n % len(NAMES)] + (f"-{n // len(NAMES) + 1}" if n >= len(NAMES) else "") for n in range(agents)]
-
-
-# --- the verdict: the notes against the store ---
-
-
-class Verdict:
-    """The comparison, line by line. A line that does not hold says by how much."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[bool, str, str]] = []
-
-    @property
-    def well(self) -> bool:
-        return all(holds for holds, _, _ in self.lines)
-
-    def line(self, holds: bool, subject: str, text: str) -> None:
-        self.lines.append((holds, subject, text))
-
-    def compare(
-        self,
-        notes: dict[str, Notes],
-        cuts: list[Cut],
-        counter: int,
-        orders: list[str],
-        journal: list[str],
-        feed: list[tuple[int, str]],
-    ) -> None:
-        told = {request: total for note in notes.values() for request, total in note.told.items()}
-        count = len(told)
-
-        lost, strange = told.keys() - set(orders), set(orders) - told.keys()
-        self.line(
-            not lost and not strange and len(orders) == count > 0,
-            "orders",
-            f"{count:,} acknowledged, {len(orders):,} stored: {len(lost)} lost, {len(strange)} unexplained",
-        )
-        self.line(counter == count, "counter", f"stands at {counter:,}; acknowledged increments: {count:,}")
-        gaps = set(range(1, count + 1)) ^ set(told.values())
-        self.line(
-            not gaps and len(set(told.values())) == count,
-            "answers",
-            f"the sums the agents were told are 1 to {count:,}, each once"
-            if not gaps
-            else f"{len(gaps)} sums missing or doubled",
-        )
-
-        acknowledged = [request for note in notes.values() for request in note.journalled]
-        lost_lines, doubled = set(acknowledged) - set(journal), _doubled(journal)
-        # The journal has no request ids: a line that was cut off is there or not, but never twice.
-        pending = told.keys() - set(acknowledged)
-        unknown = set(journal) - set(acknowledged) - pending
-        in_order = all(_in_order(note.journalled, journal) for note in notes.values())
-        self.line(
-            not lost_lines and not doubled and not unknown and in_order,
-            "journal",
-            f"{len(acknowledged):,} lines acknowledged: {len(lost_lines)} lost, {len(doubled)} doubled, "
-            f"{'in' if in_order else 'NOT in'} each agent's order; {len(pending)} cut off, "
-            f"{len(pending & set(journal))} of them there",
-        )
-
-        versions = [version for version, _ in feed]
-        requests = [request for _, request in feed]
-        rising = all(earlier < later for earlier, later in pairwise(versions))
-        missing = told.keys() ^ set(requests)
-        self.line(
-            rising and not missing and not _doubled(requests),
-            "feed",
-            f"{len(feed):,} orders: {len(missing)} missing, {len(_doubled(requests))} doubled, versions "
-            f"{'always' if rising else 'NOT always'} rising",
-        )
-        self.line(*self.resolved(cuts, set(orders), told, requests))
-
-    @staticmethod
-    def resolved(cuts: list[Cut], orders: set[str], told: dict[str, int], requests: list[str]) -> tuple[bool, str, str]:
-        happened = Counter(requests)
-        once = all(cut.request in told and cut.request in orders and happened[cut.request] == 1 for cut in cuts)
-        text = (
-            f"kill -9 hit {len(cuts)} orders before their answer, {sum(cut.committed for cut in cuts)} of them committed "
-            f"already; all were asked again under their request id and are {'' if once else 'NOT '}there once each"
-        )
-        return once, "cut off", text
-
-    def table(self) -> Panel:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for holds, subject, text in self.lines:
-            table.add_row(Text("ok", style="bold green") if holds else Text("NO", style="bold red"), subject, text)
-        words = (
-            "nothing acknowledged was lost, nothing was done twice" if self.well else "the store and the notes DIFFER"
-        )
-        style = "green" if self.well else "red"
-        return Panel(table, title=words, border_style=style, padding=(1, 2))
-
-
-def _doubled(items: Iterable[str]) -> list[str]:
-    return [item for item, times in Counter(items).items() if times > 1]
-
-
-def _in_order(expected: list[str], journal: list[str]) -> bool:
-    wanted = set(expected)
-    return [line for line in journal if line in wanted] == expected
+    async def until(self, happened: Callable[[], bool], what: str, mortal: str | None = None) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            self.cast.check(mortal=mortal)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited {PATIENCE_S:.0f} s until {what}")
+            await asyncio.sleep(0.02)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--agents", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=6)
-    for inner in ("--folder", "--agent", "--life", "--die-after"):  # how the director starts its agents
-        parser.add_argument(inner, help=argparse.SUPPRESS)
+    parser.add_argument("--fast", action="store_true", help="shorter leases, shorter steps, no pauses")
     options = parser.parse_args()
-
-    if options.agent:
-        asyncio.run(agent(Path(options.folder), options.agent, int(options.life), float(options.die_after)))
-        return 0
-
-    console = Console()
+    teller = Teller()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
-    well = False
+    director = Director(folder, teller, fast=options.fast)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    well = failed = False
     try:
-        well = asyncio.run(Demo(folder, options.agents, options.seconds, options.kills, console).run())
+        well = asyncio.run(director.run())
+        failed = not well
     except KeyboardInterrupt:
-        console.print("stopped")
-    except (RuntimeError, holdfast.Error, OSError) as exc:
-        console.print(f"failed: {exc}", style="bold red", soft_wrap=True)
+        teller.console.print("stopped")
+    except (RuntimeError, TimeoutError, holdfast.Error, OSError) as exc:
+        failed = True
+        teller.console.print(f"failed: {exc!r}", style="bold red", soft_wrap=True)
     finally:
-        if well:
-            shutil.rmtree(folder)
+        director.cast.stop()
+        if failed:
+            teller.console.print(f"the store and the notes are in {folder}", soft_wrap=True)
         else:
-            console.print(f"the store and the notes are in {folder}", soft_wrap=True)
+            shutil.rmtree(folder)
     return 0 if well else 1
 
 
