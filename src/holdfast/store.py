@@ -129,11 +129,18 @@ class Store:
         self._token = token
         self._options = cache
         self._engine: Engine | None = None
+        self._awaited = False
         self._cache: CachedEngine | None = None
         self._audited: set[str] = set()
         self._identity: Identity | None = None
 
     async def __aenter__(self) -> Store:
+        if self._engine is not None and self._awaited:  # async with await holdfast.open(…)
+            self._awaited = False
+            return self
+        return await self._opened()
+
+    async def _opened(self) -> Store:
         if self._engine is not None:
             raise InvalidInput("this store is open already")
         self._engine = await open_engine(self.url, self._clock, self._token)
@@ -175,7 +182,8 @@ class Store:
         await self.close()
 
     def __await__(self) -> Generator[Any, None, Store]:
-        return self.__aenter__().__await__()
+        self._awaited = True
+        return self._opened().__await__()
 
     async def close(self) -> None:
         """Finish what was accepted, stop the background work, let go of the store."""

@@ -145,3 +145,12 @@ async def test_a_store_used_after_a_fork_says_so(tmp_path: Path) -> None:
         assert b"before a fork" in os.read(read, 1000)
         os.close(read)
         await asyncio.to_thread(os.waitpid, child, 0)
+
+
+async def test_a_store_that_was_awaited_may_be_entered_once(tmp_path: Path) -> None:
+    async with await holdfast.open(str(tmp_path / "awaited.db")) as store:
+        await store.space("contoso", agent="market").records.set("k", 1)
+        with pytest.raises(InvalidInput, match="open already"):
+            await store.__aenter__()
+    with pytest.raises(Unavailable):
+        store.engine  # noqa: B018 - it is closed
