@@ -144,6 +144,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "tallies": Territory("Get", increment="Set", delete=ORCHESTRATE, ownership="free"),
     "journal": _GIVEN,
     "shared": _GIVEN,
+    "schedules": _GIVEN,
     "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,

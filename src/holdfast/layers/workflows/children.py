@@ -7,7 +7,7 @@ that are left before it ends; a detached child lives its own life.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.codec import decode, encode
 from holdfast.engine import Delete
@@ -38,6 +38,9 @@ from holdfast.layers.workflows.starting import meta_for, starting
 if TYPE_CHECKING:
     from holdfast.layers.workflows.running import Run
 
+AGAIN_MAX: Final = 1_000
+"""How often a step that starts a child can be taken back."""
+
 
 async def begin_child(
     run: Run, made: Call, workflow: Any, input: Any, id: str | None, detached: bool, priority: int
@@ -45,33 +48,36 @@ async def begin_child(
     """Start it, and record that."""
     journal, now = run.journal, run.clock.now_ms()
     definition: Definition = run.defined(workflow) if isinstance(workflow, str) else definition_of(workflow)
-    child = child_id(run.meta.id, made.path) if id is None else id
+    child, again = child_id(run.meta.id, made.path) if id is None else id, 0
     told = {} if detached else {"parent": run.meta.id, "parent_path": made.path}
-    meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)
     carried, body, writes = carry(run, made.branch)
-    status = "completed" if detached else "waiting"
-    record = StepRecord(
-        status,
-        made.position,
-        "child",
-        now,
-        now if detached else None,
-        result=raw(child if detached else None, ""),
-        child=child,
-        body=body,
-    )
     event = journal.event("started child", made.path, None, None, made.branch.path, body if writes else 0, writes)
     in_line = False
     while True:
+        meta = meta_for(definition, input, child, now, priority=priority, detached=detached, **told)
+        record = StepRecord(
+            "completed" if detached else "waiting",
+            made.position,
+            "child",
+            now,
+            now if detached else None,
+            result=raw(child if detached else None, ""),
+            child=child,
+            body=body,
+        )
         operations, conditions = starting(run.queue_of(definition.name), meta, definition.concurrency, in_line=in_line)
         try:
             await journal.commit([*carried, *operations, journal.record(made.path, record), event], conditions)
             return record
         except Conflict as conflict:
             if conflict.key == meta_key(child):
-                raise InvalidInput(
-                    f"there is an execution {child!r} already; a child needs an id of its own"
-                ) from conflict
+                again += 1
+                if id is not None or again > AGAIN_MAX:
+                    raise InvalidInput(
+                        f"there is an execution {child!r} already; a child needs an id of its own"
+                    ) from conflict
+                child = child_id(run.meta.id, f"{made.path}~{again}")  # a step that was taken back had started that one
+                continue
             if conflict.key is None or not conflict.key.startswith("tallies/slots/"):
                 raise
             in_line = not in_line

@@ -12,7 +12,7 @@ how the execution stands:
     running, ended, not there                  the message is not needed: drop it
 
 One watch of the feed tells a worker what was sent to those it runs. A clean stop gives every message back at once; a worker that dies loses
-its lease, 10 s by default, and whoever comes next goes on. An execution in whose hands DEATHS_MAX workers died in a row is failed.
+its lease, 10 s by default, and whoever comes next goes on. Schedules of its workflows are its business too (`firing.py`). An execution in whose hands DEATHS_MAX workers died in a row is failed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from holdfast.layers.workflows.entries import (
     meta_of,
     queue_name,
 )
+from holdfast.layers.workflows.firing import Firing
 from holdfast.layers.workflows.journal import Parts
+from holdfast.layers.workflows.known import make_known
 from holdfast.layers.workflows.limits import LINE
 from holdfast.layers.workflows.running import Run
 from holdfast.layers.workflows.sending import send
@@ -121,7 +123,8 @@ class Worker:
         self._stopping.clear()
         self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
         loop = asyncio.get_running_loop()
-        loops = [loop.create_task(self._follow(await self._now()))]
+        await self._announce()
+        loops = [loop.create_task(self._follow(await self._now())), loop.create_task(Firing(self).run())]
         loops += [loop.create_task(self._consume(name)) for name in self.workflows]
         stopped = loop.create_task(self._stopping.wait())
         self._ready.set()
@@ -134,6 +137,13 @@ class Worker:
                 task.cancel()
             await asyncio.wait([*loops, stopped])
             await self._wind_up()
+
+    async def _announce(self) -> None:
+        """Say what is served, for those who start workflows by name."""
+        try:
+            await make_known(self.scope, list(self.workflows.values()))
+        except Error as exc:
+            log.info("that %s are served is not said: %s", ", ".join(self.workflows), exc)
 
     async def _wind_up(self) -> None:
         for run in self._runs.values():
