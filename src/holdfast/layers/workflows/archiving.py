@@ -1,6 +1,6 @@
 """Archives: what is kept of an execution that has ended, as one blob; and cleaning up, which archives first.
 
-    workflows/archives/<id>     what it was, when it ended, the blob; as long as it is told, or for ever
+    journal/archives/<id>     what it was, when it ended, the blob; as long as it is told, or for ever
 
 The blob is JSON lines: what it is, then every entry of the execution, with its key. Large results are not copied: the archive
 holds references to their blobs, under its own name. The commit that makes the archive's entry needs the execution to be as
@@ -28,6 +28,7 @@ from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.bulk import write_all
 from holdfast.layers.workflows.entries import (
+    JOURNAL,
     TYPE,
     WORKFLOWS,
     StepRecord,
@@ -43,7 +44,7 @@ from holdfast.layers.workflows.entries import (
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.reading import event_in, every, standing_of
 
-ARCHIVES: Final = WORKFLOWS.prefix("archives")
+ARCHIVES: Final = JOURNAL.prefix("archives")
 FORMAT: Final = "holdfast.execution/1"
 CLEANED_MAX: Final = 10_000
 """Executions that one call cleans up; the next one goes on."""

@@ -7,8 +7,8 @@ twice runs once; jobs of every hour or minute follow the clock on the wall. Inst
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import UTC, datetime, tzinfo
-from itertools import takewhile
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -18,6 +18,8 @@ from holdfast.clock import as_datetime
 from holdfast.errors import InvalidInput
 
 CRON_CHARS_MAX: Final = 200
+SHIFT_MS: Final = 3 * 3_600_000
+"""More than any clock is moved at once."""
 
 
 class Cron:
@@ -41,7 +43,7 @@ class Cron:
     def after(self, ms: int) -> int:
         """The first instant after this one."""
         try:
-            return _ms(next(CronSim(self.expression, self._local(ms))))
+            return next(map(_ms, CronSim(self.expression, self._local(ms))))
         except StopIteration:
             raise InvalidInput(
                 f"cron expression {self.expression!r} means no day that there is in the next 50 years"
@@ -49,13 +51,18 @@ class Cron:
 
     def last(self, since_ms: int, upto_ms: int, limit: int) -> list[int]:
         """The last instants from one to another, both included, in order; at most so many."""
-        backwards = CronSim(self.expression, self._local(upto_ms + 1), reverse=True)
-        found: list[int] = []
-        for ms in takewhile(lambda ms: ms >= since_ms, map(_ms, backwards)):
-            found.append(ms)
-            if len(found) == limit:
+        first = upto_ms
+        for number, ms in enumerate(map(_ms, CronSim(self.expression, self._local(upto_ms + 1), reverse=True)), 1):
+            first = ms
+            if ms < since_ms or number == limit:
                 break
-        return found[::-1]
+        found = deque[int](maxlen=limit)
+        since = max(since_ms, first - SHIFT_MS) - 1  # read backwards, some zones' changes look different
+        for ms in map(_ms, CronSim(self.expression, self._local(since))):
+            if ms > upto_ms:
+                break
+            found.append(ms)
+        return list(found)
 
     def _local(self, ms: int) -> datetime:
         return as_datetime(ms).astimezone(self.zone)

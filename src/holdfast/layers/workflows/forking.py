@@ -36,7 +36,16 @@ from holdfast.layers.workflows.entries import (
 )
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.reading import log_of, records_of, standing_of
-from holdfast.layers.workflows.rewinding import FORKED, Cut, Fold, Records, cut_before, path_of, places, writing
+from holdfast.layers.workflows.rewinding import (
+    FORKED,
+    Fold,
+    Records,
+    cut_before,
+    path_of,
+    places,
+    with_children,
+    writing,
+)
 from holdfast.layers.workflows.starting import start_execution
 from holdfast.layers.workflows.state import DELETE, KEYS_MAX, SET, Write, check_key
 
@@ -61,9 +70,7 @@ async def fork_execution(
     _, _, meta = await standing_of(scope, source)
     events = [event for _, event in await log_of(scope, source)]
     records, steps = await records_of(scope, source), meta.config.get("steps", [])
-    cut = cut_before(records, events, steps, from_step)
-    waiting = {path for path, each in records.items() if each.kind == "child" and each.status == "waiting"}
-    cut = Cut(cut.dropped | waiting, cut.kept)
+    cut = with_children(cut_before(records, events, steps, from_step), records)
     path, before = path_of(from_step), _before(records, events, steps, path_of(from_step))
     fold = Fold()
     for event in events:

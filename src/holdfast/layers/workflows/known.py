@@ -1,6 +1,6 @@
 """What is known of workflows where their code is not: so that a command line, a schedule or another language can start one by its name.
 
-    workflows/known/<name>     version, limit, configuration; written by a worker that serves it
+    journal/known/<name>     version, limit, configuration; written by a worker that serves it
 
 A worker says what it serves when it begins, unless that is known already or somebody has said it of newer code. Whether anybody serves
 a workflow now, the leases of its queue's consumers tell.
@@ -18,9 +18,9 @@ from holdfast.errors import Conflict
 from holdfast.layers.queue_entries import CONSUMERS
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.definitions import Definition, check_label, is_older
-from holdfast.layers.workflows.entries import WORKFLOWS, queue_name
+from holdfast.layers.workflows.entries import JOURNAL, queue_name
 
-KNOWN: Final = WORKFLOWS.prefix("known")
+KNOWN: Final = JOURNAL.prefix("known")
 
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,7 +6,7 @@ that are taken back, and says so itself. All of it is one commit, so it is refus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from holdfast.codec import encode
 from holdfast.engine import (
@@ -21,24 +21,30 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.errors import Conflict, InvalidInput
+from holdfast.keys import unescape
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
+    CANCEL,
+    CHILD,
     COMPLETED,
+    PAUSE,
     PENDING,
+    RESUME,
     Execution,
     LogEvent,
     ended_key,
     execution_key,
     live_key,
     log_prefix,
+    mail_prefixes,
     steps_prefix,
     tag_of,
     tally_key,
 )
 from holdfast.layers.workflows.limits import slots_key, taking
-from holdfast.layers.workflows.reading import log_of, records_of, standing_of
-from holdfast.layers.workflows.rewinding import RETRIED, Cut, Fold, cut_before, failed_cut, writing
+from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
+from holdfast.layers.workflows.rewinding import RETRIED, Cut, Fold, cut_before, failed_cut, with_children, writing
 from holdfast.layers.workflows.state import Cell
 
 
@@ -53,6 +59,7 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
     events = [event for _, event in await log_of(scope, id)]
     steps = meta.config.get("steps", [])
     cut = failed_cut(records, events, steps) if from_step is None else cut_before(records, events, steps, from_step)
+    cut = with_children(cut, records)
     dropped = sorted(cut.dropped)
     now = scope.clock.now_ms()
     again = Execution(id, meta.name, PENDING, now, execution.started_at)
@@ -74,6 +81,7 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
         operations += slot
         needed += free
     operations += _state_before(id, events, cut)
+    operations += [Delete(key) async for key in _obsolete(scope, id, cut)]
     if len(operations) > OPERATIONS_MAX:
         raise InvalidInput(
             f"to go on from there, {len(dropped):,} steps of execution {id!r} would have to be taken back at once, with their "
@@ -87,6 +95,15 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
                 f"as many executions of {meta.name!r} as may run are running; try again later", key=conflict.key
             ) from conflict
         raise
+
+
+async def _obsolete(scope: Scope, id: str, cut: Cut) -> AsyncIterator[str]:
+    """What its worker was to do when it lived, which it would do again, and the ends of children that are taken back."""
+    prefix, _ = mail_prefixes(id)
+    async for entry in every(scope, prefix):
+        name = unescape(entry.key[len(prefix) :].partition("/")[0])
+        if name in (CANCEL, PAUSE, RESUME) or name.removeprefix(CHILD) in cut.dropped:
+            yield entry.key
 
 
 def _told(now: int, by: str, cut: Cut) -> LogEvent:

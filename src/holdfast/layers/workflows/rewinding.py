@@ -57,6 +57,12 @@ def path_of(step: str) -> str:
     return step if "#" in step else f"{step}#0"
 
 
+def with_children(cut: Cut, records: Records) -> Cut:
+    """And before those children that are still waited for: they were cancelled, or are another's, and tell nobody."""
+    waiting = {path for path, record in records.items() if record.kind == "child" and record.status == "waiting"}
+    return Cut(cut.dropped | waiting, cut.kept)
+
+
 def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str]) -> Cut:
     """Before all that failed."""
     roots = {path for path, record in records.items() if record.status in ("failed", "retrying")}
