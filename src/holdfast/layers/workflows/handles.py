@@ -9,7 +9,7 @@ execution (`mail.py`), and done by the worker that has it, or the next one. Wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import decode, encode, integer
-from holdfast.engine import SCAN_MAX
+from holdfast.engine import SCAN_MAX, cursor_at
 from holdfast.errors import ExecutionFailed, InvalidInput, TimedOut
 from holdfast.ids import new_id
 from holdfast.layers.blobs import BlobRef, Blobs
@@ -40,6 +40,7 @@ from holdfast.layers.workflows.entries import (
     CANCEL,
     CANCELLED,
     COMPLETED,
+    ENDINGS,
     EXECUTIONS,
     PAUSE,
     RESUME,
@@ -66,7 +67,7 @@ from holdfast.layers.workflows.entries import (
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
-from holdfast.layers.workflows.reading import every, log_of, standing_of
+from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
 from holdfast.layers.workflows.retrying import retry_execution
 from holdfast.layers.workflows.schedules import Schedules
 from holdfast.layers.workflows.sending import send
@@ -155,14 +156,27 @@ class ExecutionHandle:
         """Let one that failed or was cancelled try again: what failed, or everything from this step on. The state is taken back with it."""
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
 
-    async def steps(self) -> dict[str, dict[str, Any]]:
-        """What is recorded of each of its steps, by path."""
+    async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
+        """What is recorded of each of its steps, by path; their results too, unless told otherwise."""
         found: dict[str, dict[str, Any]] = {}
-        prefix = steps_prefix(self.id)
-        async for entry in every(self._scope, prefix):
-            record = decode(entry.value, StepRecord)
-            found[entry.key[len(prefix) :]] = await self._workflows._shown(record)
+        for path, record in (await records_of(self._scope, self.id)).items():
+            found[path] = await self._workflows._shown(record, results)
         return found
+
+    async def watch(self) -> AsyncIterator[ExecutionView]:
+        """How it stands, and again whenever it has moved or a step of it was done, until it has ended."""
+        scope = self._scope
+        found = await scope.engine.spaces(scope.space)
+        cursor = cursor_at(found[0].revision if found else 0)
+        view = await self.status()
+        yield view
+        if view.status in ENDINGS:
+            return
+        async for _ in scope.engine.watch(scope.space, execution_key(self.id), steps_prefix(self.id), cursor=cursor):
+            view = await self.status()
+            yield view
+            if view.status in ENDINGS:
+                return
 
     async def state(self) -> dict[str, Any]:
         """Its state, as it is now; from one page of the store, so a running one may be between two commits where it is large."""
@@ -357,7 +371,7 @@ class Workflows:
     async def _value(self, value: msgspec.Raw, blob: BlobRef | None) -> Any:
         return decode(bytes(value) if blob is None else await self._blobs().read(blob))
 
-    async def _shown(self, record: StepRecord) -> dict[str, Any]:
+    async def _shown(self, record: StepRecord, results: bool) -> dict[str, Any]:
         shown: dict[str, Any] = {"status": record.status, "kind": record.kind, "attempts": record.attempts}
         for name in ("started_at", "completed_at", "until"):
             if (at := getattr(record, name)) is not None:
@@ -366,7 +380,7 @@ class Workflows:
             shown["error"] = msgspec.to_builtins(record.error)
         if record.child:
             shown["child"] = record.child
-        if record.status == "completed":
+        if record.status == "completed" and results:
             shown["result"] = await self._value(record.result, record.blob)
         return shown
 

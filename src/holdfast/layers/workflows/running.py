@@ -81,6 +81,8 @@ WAITS_SHOWN_MAX: Final = 100
 TRIES_MAX: Final = 1_000
 """How often an end is tried again because a parent or a line changed in the same moment."""
 
+ENDED_WORDS: Final = {CANCELLED: "been cancelled"}
+
 log = logging.getLogger("holdfast.workflows")
 
 
@@ -445,6 +447,8 @@ class Run:
                 await self.mail.read()
             else:
                 self.message.committed()
+                if not resumed:
+                    log.info("execution %s of %s is paused", self.meta.id, self.meta.name)
                 return
 
     async def _close(self, parts: Callable[[], Parts]) -> None:
@@ -512,5 +516,6 @@ class Run:
             except Conflict:
                 continue
             self.message.committed()
+            log.info("execution %s of %s has %s", was.id, was.name, ENDED_WORDS.get(status, status))
             return
         raise Abandoned

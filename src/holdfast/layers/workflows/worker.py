@@ -118,6 +118,11 @@ class Worker:
             task, self._task = self._task, None
             await task
 
+    async def finished(self) -> None:
+        """Return when one that was begun with `async with` has ended; what ended it is raised."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
     async def run(self) -> None:
         """Run whatever comes, until it is stopped or cancelled."""
         self._stopping.clear()
