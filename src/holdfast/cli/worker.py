@@ -43,9 +43,9 @@ async def worker(
         str | None, typer.Option(metavar="TIME", help="How soon another takes over when it dies. Default: 10s.")
     ] = None,
 ) -> None:
-    """Run the workflows of Python modules, and fire their schedules, until it is stopped.
+    """Run the workflows of Python modules.
 
-    Any number of workers may run, on any machine that reaches the store. Ctrl-C or SIGTERM hands over at once what it runs; one that dies is followed after its lease. A second signal ends it without that.
+    It fires their schedules too. Any number of workers may run, on any machine that reaches the store. Ctrl-C or SIGTERM hands over at once what it runs; one that dies is followed after its lease. A second signal ends it without that.
 
     \b
     Example:

@@ -7,8 +7,11 @@ import logging
 from typing import Final
 
 from holdfast.clock import Clock
+from holdfast.codec import integer
+from holdfast.engine import SCAN_MAX
 from holdfast.errors import Error
 from holdfast.layers.lines import LOCKS
+from holdfast.layers.workflows.entries import STATUSES, TALLIES
 from holdfast.store import Store
 
 COUNT_MS: Final = 10_000
@@ -17,12 +20,14 @@ log = logging.getLogger("holdfast.gauges")
 
 
 class Gauges:
-    """Bytes, locks and messages of the whole store, as they were at the last count."""
+    """Bytes, locks, messages and executions of the whole store, as they were at the last count."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.state_bytes = 0
         self.locks_held = 0
         self.queue_depth = 0
+        self.executions: dict[str, int] = {}
+        """By status: of workflows, in all spaces."""
         self._store = store
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -41,8 +46,20 @@ class Gauges:
         self.state_bytes = sum(each.bytes for _, each in used)
         self.queue_depth = sum(each.keys for _, each in used if each.subspace == "queues")
         locked = {name for name, each in used if each.subspace == LOCKS.name and each.keys and name[0] != "_"}
+        self.executions = await self._executions({name for name, each in used if each.subspace == TALLIES.name})
         lines = [await self._store.locks_of(name).list() for name in locked]
         self.locks_held = sum(len(state.holders) for states in lines for state in states)
+
+    async def _executions(self, spaces: set[str]) -> dict[str, int]:
+        """From the counts that every change of a status maintains: a few entries per workflow."""
+        found = dict.fromkeys(STATUSES, 0)
+        for name in sorted(spaces):
+            page = await self._store.engine.scan(name, TALLIES.prefix("status"), limit=SCAN_MAX)
+            for entry in page.entries:
+                status = entry.key.rpartition("/")[2]
+                if status in found:
+                    found[status] += integer(entry.value) or 0
+        return found
 
     async def _run(self) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 `observe(op, outcome, seconds)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
-`op` and `outcome` (and `result` of a hot tier: `cache_metrics.py`), from closed sets: what is not in them is counted as "other". Names of spaces, agents or keys are
+`op` and `outcome` (and `result` of a hot tier: `cache_metrics.py`; `status` of executions), from closed sets: what is not in them is counted as "other". Names of spaces, agents or keys are
 never labels, so that the number of series is bounded and one tenant learns nothing about another.
 
 How it fails. A gauge whose function raises is left out of that answer and logged. Counting is not meant for several
@@ -81,6 +81,7 @@ class Metrics(Collector):
         gauges: Mapping[str, Callable[[], float]] | None = None,
         *,
         cache: Callable[[], CacheStats | None] | None = None,
+        executions: Callable[[], Mapping[str, int]] | None = None,
         process: bool = True,
     ) -> None:
         unknown = sorted(set(gauges or ()) - set(GAUGES))
@@ -88,6 +89,7 @@ class Metrics(Collector):
             raise InvalidInput(f"there is no gauge {', '.join(unknown)}; there are {', '.join(GAUGES)}")
         self._version = version
         self._gauges = dict(gauges or {})
+        self._executions = executions
         self._other = _Series()
         self._series = {op: _Series() for op in OPERATIONS} | {OTHER: self._other}
         self.registry = CollectorRegistry(auto_describe=False)
@@ -114,6 +116,15 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._counted()
         yield from self._asked()
+        if self._executions is not None:
+            told = GaugeMetricFamily(
+                "holdfast_executions",
+                "Executions of workflows that are pending, running or paused, and those that ever completed, failed, were cancelled.",
+                labels=["status"],
+            )
+            for status, count in self._executions().items():
+                told.add_metric([status], count)
+            yield told
         built = GaugeMetricFamily(
             "holdfast_build_info", "Which Holdfast this is; always 1.", labels=["version", "python"]
         )

@@ -15,6 +15,7 @@ from holdfast.server.http import (
     schemas,
     spaces,
     transactions,
+    workflows,
 )
 from holdfast.server.http.endpoint import Endpoint
 
@@ -28,5 +29,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *schemas.ENDPOINTS,
     *documents.ENDPOINTS,
     *correlations.ENDPOINTS,
+    *workflows.ENDPOINTS,
     *feed.ENDPOINTS,
 )
