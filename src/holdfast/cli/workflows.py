@@ -36,7 +36,7 @@ Keep = Annotated[
 
 @group(commands)
 async def workflow(session: Session) -> None:
-    """List executions of workflows, or start, watch and operate one.
+    """List executions of workflows, or operate one.
 
     \b
     Example:

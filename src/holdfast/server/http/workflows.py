@@ -39,7 +39,7 @@ Label = Annotated[
         examples=["research"],
     ),
 ]
-Status = Literal["pending", "running", "paused", "completed", "failed", "cancelled"]
+ExecutionStatus = Literal["pending", "running", "paused", "completed", "failed", "cancelled"]
 WaitText = Annotated[str, Meta(pattern="^0$", description="Not at all.")]
 
 
@@ -49,7 +49,7 @@ class ExecutionAt(InSpace, frozen=True):
     name: ExecutionId
 
 
-class StartBody(Wire, frozen=True):
+class ExecutionStart(Wire, frozen=True):
     """What is started, and under which id; one that is there is not started again."""
 
     workflow: Label
@@ -60,7 +60,7 @@ class StartBody(Wire, frozen=True):
     """Of its limit, where its code makes one of the input."""
 
 
-class SignalBody(Wire, frozen=True):
+class ExecutionSignal(Wire, frozen=True):
     """What its code waits for."""
 
     signal: Label
@@ -71,7 +71,7 @@ class ExecutionQuery(Wire, frozen=True):
     """Which executions to list: those that have not ended, or of one status."""
 
     workflow: Label | None = None
-    status: Status | None = None
+    status: ExecutionStatus | None = None
     limit: PageSize = 100
 
 
@@ -81,13 +81,13 @@ class EndQuery(Wire, frozen=True):
     wait: WaitText | DurationText = "0"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ExecutionShown(msgspec.Struct, frozen=True):
     """An execution. It has a result when it has completed, and an error when it failed."""
 
     id: str
     workflow: str
     version: str
-    status: Status
+    status: ExecutionStatus
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None
@@ -99,33 +99,33 @@ class Shown(msgspec.Struct, frozen=True):
     """Whether a worker is there that knows its workflow; without one it waits."""
 
 
-class Outline(msgspec.Struct, frozen=True):
+class ExecutionOutline(msgspec.Struct, frozen=True):
     """An execution of a list."""
 
     id: str
     workflow: str
-    status: Status
+    status: ExecutionStatus
     created_at: datetime
     ended_at: datetime | None
 
 
-class Outlines(msgspec.Struct, frozen=True):
+class ExecutionList(msgspec.Struct, frozen=True):
     """Executions."""
 
-    executions: list[Outline]
+    executions: list[ExecutionOutline]
 
 
-class Sent(msgspec.Struct, frozen=True):
+class ExecutionSent(msgspec.Struct, frozen=True):
     """What was sent is on its way."""
 
     id: str
 
 
-async def _shown(workflows: Workflows, handle: ExecutionHandle) -> Shown:
+async def _shown(workflows: Workflows, handle: ExecutionHandle) -> ExecutionShown:
     view: ExecutionView = await handle.status()
     result = await handle.result(0) if view.status == COMPLETED else None
     served = view.ended_at is None and await workflows.is_served(view.name)
-    return Shown(
+    return ExecutionShown(
         view.id,
         view.name,
         view.version,
@@ -142,7 +142,7 @@ async def _shown(workflows: Workflows, handle: ExecutionHandle) -> Shown:
 
 
 @endpoint("POST", "/v1/spaces/{space}/executions", errors=(AccessDenied,))
-async def start_execution(call: Call, path: InSpace, body: StartBody) -> Shown:
+async def start_execution(call: Call, path: InSpace, body: ExecutionStart) -> ExecutionShown:
     """Start a workflow by its name. One that no worker serves waits, as pending, until one does."""
     workflows = call.space(path.space).workflows
     handle = await workflows.start(body.workflow, body.input, id=body.id, priority=body.priority, key=body.key)
@@ -150,16 +150,16 @@ async def start_execution(call: Call, path: InSpace, body: StartBody) -> Shown:
 
 
 @endpoint("GET", "/v1/spaces/{space}/executions")
-async def list_executions(call: Call, path: InSpace, query: ExecutionQuery) -> Outlines:
+async def list_executions(call: Call, path: InSpace, query: ExecutionQuery) -> ExecutionList:
     """Those that have not ended; of a status that is an end, those that ended so, the last ones first."""
     found = await call.space(path.space).workflows.list(name=query.workflow, status=query.status, limit=query.limit)
-    return Outlines(
-        [Outline(view.id, view.name, view.status, view.created_at, view.ended_at) for view in found]  # type: ignore[arg-type]
+    return ExecutionList(
+        [ExecutionOutline(view.id, view.name, view.status, view.created_at, view.ended_at) for view in found]  # type: ignore[arg-type]
     )
 
 
 @endpoint("GET", "/v1/spaces/{space}/executions/{name}", errors=(NotFound,))
-async def show_execution(call: Call, path: ExecutionAt, query: EndQuery) -> Shown:
+async def show_execution(call: Call, path: ExecutionAt, query: EndQuery) -> ExecutionShown:
     """How it stands, what it waits for, its result or error; with `wait` as soon as it has ended."""
     wait = 0 if query.wait == "0" else query.wait
     if (wait_ms(wait) or 0) > call.port.limits.lock_wait_ms_max:
@@ -174,19 +174,19 @@ async def show_execution(call: Call, path: ExecutionAt, query: EndQuery) -> Show
 
 
 @endpoint("POST", "/v1/spaces/{space}/executions/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def signal_execution(call: Call, path: ExecutionAt, body: SignalBody) -> Sent:
+async def signal_execution(call: Call, path: ExecutionAt, body: ExecutionSignal) -> ExecutionSent:
     """Send it a signal. Conflict if it has ended."""
     handle = await call.space(path.space).workflows.get(path.name)
     await handle.signal(body.signal, body.value)
-    return Sent(handle.id)
+    return ExecutionSent(handle.id)
 
 
 @endpoint("DELETE", "/v1/spaces/{space}/executions/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def cancel_execution(call: Call, path: ExecutionAt) -> Sent:
+async def cancel_execution(call: Call, path: ExecutionAt) -> ExecutionSent:
     """Ask for its end; a worker sees to it. Conflict if it has ended. For orchestrators."""
     handle = await call.space(path.space).workflows.get(path.name)
     await handle.cancel()
-    return Sent(handle.id)
+    return ExecutionSent(handle.id)
 
 
 ENDPOINTS = (start_execution, list_executions, show_execution, signal_execution, cancel_execution)
