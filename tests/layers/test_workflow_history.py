@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Conflict, Context, InvalidInput, NotFound, Space, step, workflow
+from holdfast import Conflict, Context, ExecutionHandle, InvalidInput, NotFound, Space, step, workflow
 from tests.layers.test_workflows import Hosts, hosts, soon, until, waits_for
 
 __all__ = ["hosts"]
@@ -212,8 +212,8 @@ async def test_code_after_the_steps_taken_over_sees_the_edited_state_also_when_r
     await waits_for(fork, "signal")
     assert list(await fork.steps()) == ["large#0", "prepare#0", "wait:go#0"]
     await hosts.kill(first)
-    await hosts.start(decides)
     boss._scope.clock.advance("11s")  # type: ignore[attr-defined]
+    await hosts.start(decides)
     await fork.signal("go", "yes")
     assert await soon(fork.result()) == [True, "yes", 21]
     await handle.signal("go", "no")
@@ -243,19 +243,46 @@ async def test_a_step_that_starts_a_child_starts_another_when_it_is_done_again(b
     await until(lambda: _is_there(boss, "second-of-p"))
     await handle.cancel()
 
-    async def is_cancelled() -> bool:
-        return (await handle.status()).status == "cancelled"
-
-    await until(is_cancelled)
+    await until(lambda: _is(handle, "cancelled"))
     await handle.retry(from_step="child:child#0")
     await until(lambda: _is_there(boss, "p.child:child#0~1"))
     await (await boss.workflows.get("p.child:child#0~1")).signal("n", 20)
 
-    async def failed() -> bool:
-        return (await handle.status()).status == "failed"
-
-    await until(failed)  # the second one has an id of its own, which is taken
+    await until(lambda: _is(handle, "failed"))  # the second one has an id of its own, which is taken
     assert "needs an id of its own" in (await handle.status()).error["message"]  # type: ignore[index]
+
+
+@workflow
+async def asks(ctx: Context, n: int) -> list[int]:
+    return await ctx.gather(ctx.child(child, n), ctx.step("look", look, n))
+
+
+async def test_a_child_that_is_still_waited_for_is_started_anew_by_forks_and_retries(boss: Space, hosts: Hosts) -> None:
+    global looks
+    looks = lambda n: n  # noqa: E731
+    await hosts.start(asks)
+    children = await hosts.start(child)
+    handle = await boss.workflows.start(asks, 1, id="p")
+    await waits_for(await boss.workflows.get("p"), "child")
+    fork = await handle.fork("look", id="q")
+    await waits_for(fork, "child")
+    await (await boss.workflows.get("q.child:child#0")).signal("n", 5)
+    assert await soon(fork.result()) == [5, 1]
+    old = await boss.workflows.get("p.child:child#0")
+    await waits_for(old, "signal")
+    await children.stop()
+    await handle.cancel()
+    await until(lambda: _is(handle, "cancelled"))
+    await handle.retry()
+    await until(lambda: _is_there(boss, "p.child:child#0~1"))
+    await hosts.start(child)
+    await until(lambda: _is(old, "cancelled"))  # it tells its parent, which does not mean that one any more
+    await (await boss.workflows.get("p.child:child#0~1")).signal("n", 6)
+    assert await soon(handle.result()) == [6, 1]
+
+
+async def _is(handle: ExecutionHandle, status: str) -> bool:
+    return (await handle.status()).status == status
 
 
 async def _is_there(space: Space, id: str) -> bool:

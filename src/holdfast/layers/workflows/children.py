@@ -87,9 +87,13 @@ async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
     """Its result, when it has one."""
     journal = run.journal
     if record.status == "waiting":
-        letter = await run.receive(Wait("child", made.path, record.child), CHILD + made.path)
-        assert letter is not None  # noqa: S101 - there is no timeout
-        outcome, now = decode(bytes(letter.value), Outcome), run.clock.now_ms()
+        while True:
+            letter = await run.receive(Wait("child", made.path, record.child), CHILD + made.path)
+            assert letter is not None  # noqa: S101 - there is no timeout
+            outcome, now = decode(bytes(letter.value), Outcome), run.clock.now_ms()
+            if outcome.child in ("", record.child):
+                break
+            journal.stage([Delete(letter.key)])  # of a child whose start was taken back
         carried, body, writes = carry(run, made.branch)
         status = "completed" if outcome.status == COMPLETED else "failed"
         error = outcome.error or (
@@ -140,4 +144,4 @@ async def cancel_children(run: Run) -> None:
 
 
 def outcome_of(execution: Execution) -> Outcome:
-    return Outcome(execution.status, execution.result, execution.blob, execution.error)
+    return Outcome(execution.status, execution.result, execution.blob, execution.error, execution.id)

@@ -172,6 +172,8 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
     blob: BlobRef | None = None
     error: Fault | None = None
+    child: str = ""
+    """Its id: a step that was taken back may have started another."""
 
 
 def check_execution(id: str) -> str:
