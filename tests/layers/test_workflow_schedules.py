@@ -29,7 +29,9 @@ from tests.layers.test_workflows import Hosts, hosts, soon, until
 
 __all__ = ["hosts"]
 
-ZURICH, UTC_NAME = "Europe/Zurich", "UTC"
+ZURICH = "Europe/Zurich"
+LEASE = "1000d"
+"""So that no worker takes the hours that pass in a moment for its own death."""
 
 
 @workflow
@@ -64,7 +66,7 @@ async def test_each_due_time_is_one_execution_however_many_workers_there_are(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
     for _ in range(3):
-        await hosts.start(research)
+        await hosts.start(research, lease=LEASE)
     made = await boss.workflows.schedules.add("0 7-9 * * 1-5", research, "MSFT")
     assert (made.id, made.next_at) == ("research", datetime(2026, 11, 16, 7, tzinfo=UTC))
     await asyncio.sleep(0.02)
@@ -80,7 +82,7 @@ async def test_each_due_time_is_one_execution_however_many_workers_there_are(
 
 
 async def test_a_start_and_the_next_time_are_one_commit(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     await boss.workflows.schedules.add("0 7 * * *", research)
     cursor = await boss.cursor()
     move(clock, "2026-11-16T07:00:00+00:00")
@@ -96,7 +98,7 @@ async def test_a_start_and_the_next_time_are_one_commit(boss: Space, hosts: Host
 
 
 async def test_a_schedule_follows_the_clock_of_its_zone(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     made = await boss.workflows.schedules.add("0 7 * * 1-5", "research", timezone="America/New_York", id="ny")
     assert made.next_at == datetime(2026, 11, 16, 12, tzinfo=UTC)
     move(clock, "2026-11-16T12:00:00+00:00")
@@ -112,7 +114,7 @@ async def test_what_was_missed_is_caught_up_with_as_the_schedule_says(
 ) -> None:
     await boss.workflows.schedules.add("0 * * * *", research, catch_up=catch_up)
     move(clock, "2026-11-16T10:30:00+00:00")
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
 
     async def done() -> bool:
         schedule = await boss.workflows.schedules.get("research")
@@ -127,7 +129,7 @@ async def test_what_was_missed_is_caught_up_with_as_the_schedule_says(
 async def test_what_is_a_little_late_is_not_missed(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
     await boss.workflows.schedules.add("0 * * * *", research, catch_up="none")
     move(clock, "2026-11-16T08:00:30+00:00")
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     assert await ended(boss, 1) == ["research@2026-11-16T08:00:00Z"]
     assert (await boss.workflows.schedules.get("research")).missed == 1
 
@@ -146,7 +148,7 @@ async def test_catching_up_with_all_is_bounded(space: Space, clock: ManualClock)
 async def test_a_paused_schedule_starts_nothing_and_makes_up_for_nothing(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     await boss.workflows.schedules.add("0 * * * *", research, catch_up="all")
     await boss.workflows.schedules.pause("research")
     move(clock, "2026-11-16T09:30:00+00:00")
@@ -160,7 +162,7 @@ async def test_a_paused_schedule_starts_nothing_and_makes_up_for_nothing(
 async def test_a_removed_schedule_starts_nothing_and_one_made_again_starts_nothing_twice(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     schedules = boss.workflows.schedules
     await schedules.add("0 * * * *", research)
     move(clock, "2026-11-16T07:00:00+00:00")
@@ -190,14 +192,14 @@ async def test_a_schedule_of_a_workflow_that_nobody_serves_waits(boss: Space, ho
     @workflow(name="another")
     async def another(ctx: Context) -> None: ...
 
-    await hosts.start(another)
+    await hosts.start(another, lease=LEASE)
     await boss.workflows.schedules.add("0 * * * *", research)
     assert await boss.workflows.is_served("another")
     assert not await boss.workflows.is_served("research")
     move(clock, "2026-11-16T07:00:30+00:00")
     await asyncio.sleep(0.02)
     assert await boss.workflows.list() == []
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     assert await ended(boss, 1) == ["research@2026-11-16T07:00:00Z"]
 
 
@@ -207,7 +209,7 @@ async def test_a_schedule_that_cannot_be_fired_does_not_keep_others_from_theirs(
     @workflow(name="keyed", concurrency=1, key=lambda input: input["key"])
     async def keyed(ctx: Context, input: Any) -> None: ...
 
-    await hosts.start(research, keyed)
+    await hosts.start(research, keyed, lease=LEASE)
     await boss.workflows.schedules.add("0 * * * *", keyed, 7, id="a-broken-one")
     await boss.workflows.schedules.add("0 * * * *", research)
     move(clock, "2026-11-16T07:00:00+00:00")
@@ -276,10 +278,10 @@ async def test_agents_read_schedules_and_orchestrators_write_them(store: Store, 
 
 
 def test_instants_are_the_same_forwards_and_backwards_also_where_clocks_change() -> None:
-    for zone in ("UTC", ZURICH, "America/New_York", "Australia/Lord_Howe"):
-        for expression in ("30 2 * * *", "*/20 * * * *", "0 */2 * * *", "15 1 * * *", "0 7 * * 1-5"):
+    for zone in ("UTC", ZURICH, "Australia/Lord_Howe"):
+        for expression in ("30 2 * * *", "*/20 * * * *", "0 */2 * * *", "0 7 * * 1-5"):
             cron = Cron(expression, zone)
-            since, upto = ms("2026-03-01T00:00:00+00:00"), ms("2026-04-10T00:00:00+00:00")
+            since, upto = ms("2026-03-27T00:00:00+00:00"), ms("2026-04-07T00:00:00+00:00")
             forwards, at = [], since - 1
             while (at := cron.after(at)) <= upto:
                 forwards.append(at)
@@ -301,9 +303,9 @@ def test_schedules_without_await(tmp_path: Any) -> None:
 async def test_a_worker_that_comes_late_fires_what_it_then_hears_of(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
-    worker = await hosts.start(research)
+    worker = await hosts.start(research, lease=LEASE)
     await soon(worker.stop())
     await boss.workflows.schedules.add("0 * * * *", research)
-    await hosts.start(research)
+    await hosts.start(research, lease=LEASE)
     move(clock, "2026-11-16T07:00:00+00:00")
     assert await ended(boss, 1) == ["research@2026-11-16T07:00:00Z"]
