@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.codec import decode, encode
-from holdfast.engine import Delete, Operation, Put
-from holdfast.errors import InvalidInput, NonDeterminism, NotFound, StepFailed
+from holdfast.engine import Absent, Condition, Delete, Operation, Put, VersionIs
+from holdfast.errors import Conflict, InvalidInput, NonDeterminism, NotFound, StepFailed
 from holdfast.layers.queue_entries import Place
 from holdfast.layers.queues import split
 from holdfast.layers.task_spec import TaskSpec
@@ -40,11 +40,13 @@ from holdfast.layers.workflows.entries import (
     StepRecord,
     Told,
     Wait,
+    data_prefix,
     errand_key,
     fault_of,
     raw,
 )
-from holdfast.layers.workflows.performing import Task, attempt_once, carry, complete, give_up
+from holdfast.layers.workflows.journal import Abandoned
+from holdfast.layers.workflows.performing import Task, attempt_once, carry, give_up
 from holdfast.layers.workflows.state import View
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class Errands:
             told = await self.heard(run, told)
             started_at = record.started_at or 0
             if told.ok:
-                if any(digest(journal.view, key) != seen for key, seen in told.seen.items()):
+                if await _is_stale(run, told):
                     record = msgspec.structs.replace(record, status="retrying", away=None)  # what it read has changed
                     journal.stage([Delete(letter.key), journal.record(task.path, record)])
                     continue
@@ -125,22 +127,52 @@ class Errands:
         return record
 
     async def _record(self, run: Run, task: Task, letter: Letter, told: Told, started_at: int, attempts: int) -> Any:
-        branch = Branch(task.path, run.journal, is_step=True, attempt=attempts)
-        branch.buffer.writes = told.writes
-        if told.blob is None:
-            await complete(run, task, branch, started_at, attempts, told.result, also=[Delete(letter.key)])
-            return decode(bytes(told.result))
         journal = run.journal
         carried, body, writes = carry(run, task.branch)
         record = StepRecord(
-            "completed", task.position, task.kind, started_at, run.clock.now_ms(), attempts, blob=told.blob, body=body
+            "completed",
+            task.position,
+            task.kind,
+            started_at,
+            run.clock.now_ms(),
+            attempts,
+            told.result,
+            told.blob,
+            body=body,
         )
-        event = journal.event(
-            "completed", task.path, None, told.writes, task.branch.path, body if writes else 0, writes
-        )
-        stated = journal.writing(told.writes)
-        journal.stage([*carried, *stated, Delete(letter.key), journal.record(task.path, record), event])
+        operations = [
+            *carried,
+            *journal.writing(told.writes),
+            Delete(letter.key),
+            journal.record(task.path, record),
+            journal.event("completed", task.path, None, told.writes, task.branch.path, body if writes else 0, writes),
+        ]
+        conditions = [_unchanged(run, key, version) for key, (_, version) in told.seen.items()]
+        if not conditions:
+            journal.stage(operations)
+            return await run.result(record)
+        try:
+            await journal.commit(operations, conditions)
+        except Conflict as conflict:  # what is in memory is wrong now; the next run finds the letter, and the change
+            raise Abandoned from conflict
         return await run.result(record)
+
+
+async def _is_stale(run: Run, told: Told) -> bool:
+    """Whether something it read and then set was changed meanwhile: as this run knows it, or as the store does, which may have
+    what the code has not come to yet."""
+    if not told.seen:
+        return False
+    found = await run.scope.engine.get(run.scope.space, [data_prefix(run.meta.id) + key for key in told.seen])
+    return any(
+        digest(run.journal.view, key) != seen or version != (0 if entry is None else entry.version)
+        for (key, (seen, version)), entry in zip(told.seen.items(), found, strict=True)
+    )
+
+
+def _unchanged(run: Run, key: str, version: int) -> Condition:
+    name = data_prefix(run.meta.id) + key
+    return VersionIs(name, version) if version else Absent(name)
 
 
 class OnQueue(Errands):

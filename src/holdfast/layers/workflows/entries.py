@@ -207,8 +207,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     final: bool = False
     """Another attempt would fail as well."""
     writes: dict[str, Any] = {}
-    seen: dict[str, str] = {}
-    """Of what was read and then set: what it was, as a hash."""
+    seen: dict[str, tuple[str, int]] = {}
+    """Of what was read and then set: what it was, as a hash, and the version of its entry; 0 when there was none."""
 
 
 class Errand(msgspec.Struct, frozen=True):

@@ -103,9 +103,7 @@ class Service:
                 serving.cancel()
         if not serving.cancelled():
             serving.result()
-        elif guest.message.lost:
-            log.info("step %s of execution %s was cancelled: the lease has ended", guest.path, guest.meta.id)
-        elif self._stopping:
+        elif guest.message.lost or self._stopping:
             await self._give_back(guest.message, None)
         else:
             await self._drop(guest.message)

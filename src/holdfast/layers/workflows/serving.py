@@ -124,8 +124,10 @@ class Guest:
             task = self._task(branch)
         except Exception as exc:
             return self._failed(exc), [], Part((), ())
+        versions: dict[str, int] = {}
         if task.with_ctx or takes_ctx(task.function):
-            self.journal.view = branch.buffer.view = await read_state(self, None)
+            self.journal.view, versions = await read_state(self, None)
+            branch.buffer.view = self.journal.view
         try:
             value = await attempt_once(self, task, branch)
             result = raw(value, f"the result of step {self.path!r}")
@@ -139,7 +141,7 @@ class Guest:
             result = raw(None, "")
         read, writes = branch.buffer.read, branch.buffer.take()
         seen = {
-            key: digest(self.journal.view, key)
+            key: (digest(self.journal.view, key), versions.get(key, 0))
             for key, (kind, _) in writes.items()
             if key in read and kind in (SET, DELETE)
         }
@@ -180,8 +182,8 @@ class Guest:
                     self._host.queue_of(execution.name), entry, execution, STEP + self.path, encode(told)
                 )
             else:
-                view = await read_state(self, told)
-                if any(digest(view, each) != seen for each, seen in told.seen.items()):
+                view, _ = await read_state(self, told)
+                if any(digest(view, each) != seen for each, (seen, _) in told.seen.items()):
                     transaction.operations.clear()
                     return False
                 operations, conditions = self._recording(execution, record, told, view)
@@ -248,8 +250,8 @@ class StepContext(Context):
         raise InvalidInput("a step that is done on a queue does not flush: what it writes is committed with its result")
 
 
-async def read_state(guest: Guest, told: Told | None) -> View:
-    """The state as it is now. With `told`, only as far as what is to be written needs it."""
+async def read_state(guest: Guest, told: Told | None) -> tuple[View, dict[str, int]]:
+    """The state as it is now, and the versions of its keys. With `told`, only as far as what is to be written needs it."""
     scope, id = guest.scope, guest.meta.id
     prefix, view = data_prefix(id), View()
     entries: list[Entry] = []
@@ -269,7 +271,7 @@ async def read_state(guest: Guest, told: Told | None) -> View:
         if told is None or key in told.seen:
             for chunk in await _all(guest, items_prefix(id, key, generation)):
                 view.apply(key, [kind, decode(chunk.value)], view.next())
-    return view
+    return view, {entry.key[len(prefix) :]: entry.version for entry in entries}
 
 
 async def _all(guest: Guest, prefix: str) -> list[Entry]:
