@@ -134,8 +134,10 @@ def _check_whole(start: Start, batch: Batch) -> None:
     standing = next((op for op in batch.operations if isinstance(op, Put) and op.key == _EXECUTIONS + start.id), None)
     told = {} if standing is None else _read(standing.value)
     added = {op.key for op in batch.operations if isinstance(op, Increment)}
+    live = _WORKFLOWS.key("live", start.name, start.id)
     if (
         standing is None
+        or not any(isinstance(op, Put) and op.key == live for op in batch.operations)
         or standing.tag != _PENDING
         or not told.keys() <= _STANDING
         or (told.get("id"), told.get("name"), told.get("status")) != (start.id, start.name, "pending")

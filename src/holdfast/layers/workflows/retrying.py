@@ -77,7 +77,8 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
         each.key[len(steps_prefix(id)) :]: decode(each.value, StepRecord)
         for each in await _all(scope, steps_prefix(id))
     }
-    dropped = _taken_back(records, from_step)
+    events = [decode(each.value, LogEvent) for each in await _all(scope, log_prefix(id))]
+    dropped = _taken_back(records, from_step, _order(events))
     again = await _again(scope, id, dropped)
     now = scope.clock.now_ms()
     waits = () if len(again) <= AT_ONCE_MAX else (Wait("rewind", path=from_step or ""),)
@@ -156,7 +157,7 @@ async def _again(scope: Scope, id: str, dropped: list[str]) -> list[Operation]:
     ]
 
 
-def _taken_back(records: dict[str, StepRecord], from_step: str | None) -> list[str]:
+def _taken_back(records: dict[str, StepRecord], from_step: str | None, order: dict[str, int]) -> list[str]:
     """The paths that are done again, with all that is below them."""
     if from_step is None:
         roots = {
@@ -169,21 +170,33 @@ def _taken_back(records: dict[str, StepRecord], from_step: str | None) -> list[s
     if not any(each == path or each.startswith(f"{path}/") for each in records):
         known = ", ".join(sorted({each.partition("/")[0] for each in records if not each.startswith("~")})[:20])
         raise InvalidInput(f"there is no step {from_step!r} to go on from; recorded are {known}")
-    position = records[path].position if path in records else None
+    root = path.partition("/")[0]
+    later = {each for each in {name.partition("/")[0] for name in records} if _is_after(records, order, each, root)}
     return sorted(
         each
-        for each, record in records.items()
-        if each == path
-        or each.startswith((f"{path}/", "~when:"))
-        or each == "~body"
-        or (position is not None and "/" not in each and record.position > position)
-        or (position is not None and "/" in each and _root_after(records, each, position))
+        for each in records
+        if each == path or each.startswith((f"{path}/", "~when:")) or each == "~body" or each.partition("/")[0] in later
     )
 
 
-def _root_after(records: dict[str, StepRecord], path: str, position: int) -> bool:
-    root = records.get(path.partition("/")[0])
-    return root is not None and root.position > position
+def _is_after(records: dict[str, StepRecord], order: dict[str, int], one: str, other: str) -> bool:
+    """Whether one call of the trunk comes after another. A map or gather has no record of its own, so no position that is known: of
+    those it is known when the first thing below them happened."""
+    if one == other or one.startswith("~"):
+        return False
+    here, there = records.get(one), records.get(other)
+    if here is not None and there is not None:
+        return here.position > there.position
+    return order.get(one, -1) > order.get(other, -1)
+
+
+def _order(events: list[LogEvent]) -> dict[str, int]:
+    """When the first thing happened below each call of the trunk, as a place in the log."""
+    found: dict[str, int] = {}
+    for number, event in enumerate(events):
+        if event.path:
+            found.setdefault(event.path.partition("/")[0], number)
+    return found
 
 
 def _state_before(id: str, events: list[LogEvent], dropped: list[str]) -> list[Operation]:
