@@ -64,10 +64,26 @@ def program(rng: random.Random, depth: int = 0, prefix: str = "") -> Program:
         call: dict[str, Any] = {"call": kind, "n": rng.randint(0, 5), "key": f"{prefix}{kind}{number}"}
         if kind == "gather":
             call["parts"] = [program(rng, depth + 1, f"{prefix}{number}.{part}.") for part in range(rng.randint(1, 3))]
+            if sum(waits(part) for part in call["parts"]) > 1:
+                call["parts"] = [stays(part) for part in call["parts"]]
         elif kind in ("child", "detached"):
             call["program"] = program(rng, depth + 1)
         made.append(call)
     return made
+
+
+def waits(given: Program) -> bool:
+    """Whether it takes signals."""
+    return any(call["call"] == "wait" or any(map(waits, call.get("parts", ()))) for call in given)
+
+
+def stays(given: Program) -> Program:
+    """The same without queues: which of several branches comes first to a signal must not depend on who serves them."""
+    for call in given:
+        call["call"] = "step" if call["call"] in ("queued", "spread", "sent") else call["call"]
+        for part in call.get("parts", ()):
+            stays(part)
+    return given
 
 
 @workflow(retry=Retry(1))

@@ -1,7 +1,7 @@
 """Steps that are done elsewhere: by whoever serves a queue, or as a process of their own.
 
     frames = await ctx.step("render", render, scene, queue="gpu")
-    model = await ctx.task("train", TaskSpec(command=["train.sh"], limits=TaskLimits(memory_mb=4096)))
+    model = await ctx.task("train", TaskSpec(command=["train.sh"], limits=Limits(memory_mb=4096)))
 
 The commit that records such a step as `waiting` is the one that puts its message, or submits its task, and mostly also the one that
 puts the execution aside: until it is told how that went it holds no slot and no process. What is to be done is in the record, and the
