@@ -13,6 +13,8 @@ PIP_QUIET := -qq --disable-pip-version-check --no-input
 .DELETE_ON_ERROR:
 .PHONY: help demo test check bench soak setup tools
 MAKEFLAGS += --no-print-directory
+# The tests start hundreds of processes; without compiled files each would spend a quarter of a second on compiling.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these commands
 	@echo "Holdfast. Each command sets up what it needs the first time."

@@ -82,7 +82,7 @@ async def main() -> None:
                 print("began again at, came to:", await (await workflows.start(import_dataset, 3000)).result("30s"))
 
                 handle = await workflows.start(consumer)
-                while not (await handle.status()).waits:  # a person would look at a list
+                while not (await handle.status()).waits:  # noqa: ASYNC110 - a person would look at a list
                     await asyncio.sleep(0.01)
                 await handle.signal("approval", "ann")
                 print("with an answer:", await handle.result("30s"))

@@ -250,7 +250,7 @@ async def test_pause_stops_a_fork_that_is_under_way(launcher: Launcher, order: M
     """SIGSTOP lets it finish, and the new process runs unless it is looked for again."""
 
     async def one(delay: float) -> None:
-        child = await start(launcher, order, "spin_in_children", 40)
+        child = await start(launcher, order, "spin_in_children", 12)
         await asyncio.sleep(delay)
         await child.pause()
         before = (await child.usage()).cpu_seconds

@@ -88,6 +88,10 @@ def _row(path: str, step: dict[str, Any]) -> Row:
         notes.append(f"{step['attempts']} attempts")
     if row.until is not None and step["status"] in ("waiting", "retrying"):
         notes.append(f"until {output.moment(row.until)}")
+    if step.get("queue"):
+        notes.append(f"queue {output.shown(step['queue'])}")
+    if step.get("task"):
+        notes.append(f"task {output.shown(step['task'])}")
     if step.get("child"):
         notes.append(f"child {output.shown(step['child'])}")
     if step.get("error"):

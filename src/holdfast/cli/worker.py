@@ -39,6 +39,12 @@ async def worker(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this workflow; repeat it for more.")
     ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(metavar="QUEUE", help="Do the steps sent to this queue too; repeat it for more.")
+    ] = None,
+    steps_only: Annotated[
+        bool, typer.Option("--steps-only", help="Do steps of queues, and run no executions.")
+    ] = False,
     lease: Annotated[
         str | None, typer.Option(metavar="TIME", help="How soon another takes over when it dies. Default: 10s.")
     ] = None,
@@ -51,11 +57,13 @@ async def worker(
     Example:
       holdfast worker myapp.flows --concurrency 50
       holdfast worker myapp.flows myapp.reports --only research --json
+      holdfast worker myapp.flows --queue gpu --steps-only
     """
     found = workflows_in(modules, only or [])
     _log_to_stderr(session.json)
     async with session.space(create=True, background=True) as space:
-        made = space.workflows.worker(found, concurrency=whole_number(concurrency), lease=lease)
+        number = whole_number(concurrency)
+        made = space.workflows.worker(found, concurrency=number, lease=lease, queues=queue or (), steps_only=steps_only)
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
         def stop() -> None:

@@ -68,6 +68,8 @@ THROTTLE_BURST_MS: Final = 100
 """How much of its share a tree that was idle can use at once."""
 HELD_MS_MAX: Final = 1_000
 """The longest that a tree is held back at once."""
+PAUSING_ROUNDS: Final = 400
+"""Walks before a pause is called done; on a busy machine a member stands still only when it gets its turn."""
 STILL_MS: Final = 250
 """How often a paused tree is looked at, in case somebody continued one of its members."""
 COPY_BYTES: Final = 4 * 1024 * 1024
@@ -255,7 +257,7 @@ class Warden:
             at = self._due.pop("timeout", None)
             self._time_left_ms = None if at is None else max(1, at - elapsed_ms())
             self._show("paused")
-        tree.freeze(self._self)
+        tree.freeze(self._self, PAUSING_ROUNDS)
         self._schedule("still", STILL_MS)
 
     def _resume(self) -> None:

@@ -7,11 +7,15 @@ that are left before it ends; a detached child lives its own life.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.codec import decode, encode
 from holdfast.engine import Delete
-from holdfast.errors import Conflict, InvalidInput
+from holdfast.errors import Conflict, InvalidInput, NotFound, TaskPending
+from holdfast.layers.queues import Queue
+from holdfast.layers.scope import Scope
+from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.branches import Call
 from holdfast.layers.workflows.definitions import Definition, definition_of
 from holdfast.layers.workflows.entries import (
@@ -125,22 +129,33 @@ async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
     return await run.result(record)
 
 
-async def telling(run: Run, meta: Meta, outcome: Outcome) -> Parts:
+async def telling(scope: Scope, queue_of: Callable[[str], Queue], meta: Meta, outcome: Outcome) -> Parts:
     """What an execution's end tells its parent. Conflict when the parent moved meanwhile: ask again."""
     if not meta.parent:
         return [], []
-    scope = run.scope
     [entry] = await scope.engine.get(scope.space, [execution_key(meta.parent)])
     if entry is None or (parent := execution_of(entry)).ended:
         return [], []
-    return sending(run.queue_of(parent.name), entry, parent, CHILD + meta.parent_path, encode(outcome))
+    return sending(queue_of(parent.name), entry, parent, CHILD + meta.parent_path, encode(outcome))
 
 
 async def cancel_children(run: Run) -> None:
-    """Ask those that have not ended to end. Asking twice does no harm."""
+    """Ask those that have not ended, and the tasks it waits for, to end. Asking twice does no harm."""
     for record in list(run.journal.records.values()):
-        if record.kind == "child" and record.status == "waiting":
+        if record.status != "waiting" or not record.child:
+            continue
+        if record.kind == "child":
             await run.control(record.child, CANCEL)
+        else:
+            await stop_task(run.task(record.child))
+
+
+async def stop_task(handle: TaskHandle) -> None:
+    """Ask for the end of a task; its manager sees to it, or the store alone if it has none."""
+    try:
+        await handle.cancel(wait=0)
+    except (Conflict, NotFound, TaskPending):
+        return
 
 
 def outcome_of(execution: Execution) -> Outcome:

@@ -4,7 +4,8 @@
     result = await handle.result()
 
 Starting is one commit, and idempotent by id: whoever starts the same again gets the same execution. Everything else is sent to the
-execution (`mail.py`), and done by the worker that has it, or the next one. Waiting for a result follows the feed.
+execution (`mail.py`), and done by the worker that has it; what nobody has is cancelled, paused and resumed in the store alone
+(`outside.py`). Waiting for a result follows the feed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from holdfast.layers.diffs import Difference
 from holdfast.layers.locks import wait_ms
 from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
+from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.archiving import (
     Archive,
     Cleanup,
@@ -67,6 +69,7 @@ from holdfast.layers.workflows.entries import (
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
+from holdfast.layers.workflows.outside import Outside
 from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
 from holdfast.layers.workflows.retrying import retry_execution
 from holdfast.layers.workflows.schedules import Schedules
@@ -135,22 +138,20 @@ class ExecutionHandle:
     async def signal(self, name: str, value: Any = None) -> None:
         """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended."""
         check_label(name, "signal's name")
-        await self._send(name, bytes(raw(value, f"the signal {name!r}")))
+        value = bytes(raw(value, f"the signal {name!r}"))
+        await send(self._scope, self._workflows._queue_of, self.id, name, value)
 
     async def cancel(self) -> None:
         """End it: its steps are cancelled, and its children with it. Conflict if it has ended."""
-        await self._send(CANCEL, encode({"by": self._scope.actor}))
+        await self._workflows._outside.control(self.id, CANCEL)
 
     async def pause(self) -> None:
         """Let it stay where it is, after what runs has been cancelled; a step that was cancelled is done again."""
-        await self._send(PAUSE, encode({"by": self._scope.actor}))
+        await self._workflows._outside.control(self.id, PAUSE)
 
     async def resume(self) -> None:
         """Let it go on."""
-        await self._send(RESUME, encode({"by": self._scope.actor}))
-
-    async def _send(self, name: str, value: bytes) -> None:
-        await send(self._scope, self._workflows._queue_of, self.id, name, value)
+        await self._workflows._outside.control(self.id, RESUME)
 
     async def retry(self, from_step: str | None = None) -> None:
         """Let one that failed or was cancelled try again: what failed, or everything from this step on. The state is taken back with it."""
@@ -242,6 +243,7 @@ class Workflows:
         self._coordination = coordination
         self._blobs = blobs
         self._queues: dict[str, Queue] = {}
+        self._outside = Outside(scope, self._queue_of, lambda tid: TaskHandle(scope, coordination, blobs, tid))
 
     @cached_property
     def schedules(self) -> Schedules:
@@ -301,11 +303,22 @@ class Workflows:
         return handle
 
     def worker(
-        self, workflows: Sequence[Any], *, concurrency: int = CONCURRENCY, lease: Duration | None = None
+        self,
+        workflows: Sequence[Any],
+        *,
+        concurrency: int = CONCURRENCY,
+        lease: Duration | None = None,
+        queues: Sequence[str] = (),
+        steps_only: bool = False,
     ) -> Worker:
-        """One that runs executions of these workflows, up to so many at a time; `lease` is how soon another takes over when it dies."""
+        """One that runs executions of these workflows, up to so many at a time; `lease` is how soon another takes over when it dies.
+
+        It also does the steps of these workflows that are sent to `queues`; with `steps_only` nothing else.
+        """
         lease_ms = LEASE_MS if lease is None else duration_ms(lease, name="lease")
-        return Worker(self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs)
+        return Worker(
+            self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs, queues, steps_only
+        )
 
     async def list(
         self, *, name: str | None = None, status: str | None = None, limit: int = LIST_MAX
@@ -379,7 +392,9 @@ class Workflows:
         if record.error is not None:
             shown["error"] = msgspec.to_builtins(record.error)
         if record.child:
-            shown["child"] = record.child
+            shown["child" if record.kind == "child" else "task"] = record.child
+        if record.away is not None and record.away.queue:
+            shown["queue"] = record.away.queue
         if record.status == "completed" and results:
             shown["result"] = await self._value(record.result, record.blob)
         return shown

@@ -313,6 +313,7 @@ class Journal:
         if closing is not None:  # it goes without its end, and who wanted the end looks again
             if not closing[1].done():
                 closing[1].set_exception(conflict)
+                closing[1].exception()  # who wanted it may be gone
             if group:
                 await self._send_group(group, None)
             return

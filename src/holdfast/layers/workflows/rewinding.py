@@ -58,8 +58,12 @@ def path_of(step: str) -> str:
 
 
 def with_children(cut: Cut, records: Records) -> Cut:
-    """And before those children that are still waited for: they were cancelled, or are another's, and tell nobody."""
-    waiting = {path for path, record in records.items() if record.kind == "child" and record.status == "waiting"}
+    """And before what is done elsewhere and still waited for: it was cancelled, or is another's, and tells nobody."""
+    waiting = {
+        path
+        for path, record in records.items()
+        if record.status == "waiting" and (record.kind == "child" or record.away is not None)
+    }
     return Cut(cut.dropped | waiting, cut.kept)
 
 
