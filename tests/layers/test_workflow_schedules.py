@@ -194,7 +194,7 @@ async def test_a_schedule_of_a_workflow_that_nobody_serves_waits(boss: Space, ho
 
     await hosts.start(another, lease=LEASE)
     await boss.workflows.schedules.add("0 * * * *", research)
-    assert await boss.workflows.is_served("another")
+    await until(lambda: boss.workflows.is_served("another"))
     assert not await boss.workflows.is_served("research")
     move(clock, "2026-11-16T07:00:30+00:00")
     await asyncio.sleep(0.02)
