@@ -328,7 +328,8 @@ class Worker:
             before.lose()
             return True
         if not _is_aside(execution, message):
-            return False
+            # It ended, was seen to have ended, and was tried again, all before its run here was over.
+            return execution.status == PENDING and execution.started_at is not None
         [left] = await self.scope.engine.get(self.scope.space, [execution.rests or inbox_key(execution.id)])
         return left is not None or not execution.rests  # it was put aside, and the run is about to see that
 
