@@ -100,10 +100,13 @@ if TYPE_CHECKING:
     from holdfast.layers.task_states import TaskError, TaskEvent, TaskState
     from holdfast.layers.tasks import Tasks
     from holdfast.layers.watching import RecordChange, RecordChanges
+    from holdfast.layers.workflows.archiving import Archive, Cleanup
     from holdfast.layers.workflows.context import Context
     from holdfast.layers.workflows.definitions import Retry, step, workflow
     from holdfast.layers.workflows.entries import LogEvent
     from holdfast.layers.workflows.handles import ExecutionHandle, ExecutionView, Workflows
+    from holdfast.layers.workflows.history import HistoryPoint
+    from holdfast.layers.workflows.schedules import Schedules, ScheduleView
     from holdfast.layers.workflows.worker import Worker
     from holdfast.manager.options import ManagerOptions
     from holdfast.manager.serving import Manager
@@ -119,6 +122,7 @@ __all__ = [
     "AccessDenied",
     "Alert",
     "AlertRule",
+    "Archive",
     "Audit",
     "AuditRecord",
     "AuthenticationFailed",
@@ -127,6 +131,7 @@ __all__ = [
     "Cache",
     "CacheStats",
     "Case",
+    "Cleanup",
     "Clock",
     "Compacted",
     "Conflict",
@@ -157,6 +162,7 @@ __all__ = [
     "Finding",
     "Fusion",
     "Guard",
+    "HistoryPoint",
     "IncompatibleStore",
     "InvalidInput",
     "Judgement",
@@ -212,6 +218,8 @@ __all__ = [
     "Retention",
     "Retry",
     "Route",
+    "ScheduleView",
+    "Schedules",
     "SchemaViolation",
     "Schemas",
     "Session",
@@ -478,6 +486,15 @@ _MODULES: Final = {
         "ExecutionHandle",
         "ExecutionView",
         "Workflows",
+    ),
+    "holdfast.layers.workflows.archiving": (
+        "Archive",
+        "Cleanup",
+    ),
+    "holdfast.layers.workflows.history": ("HistoryPoint",),
+    "holdfast.layers.workflows.schedules": (
+        "ScheduleView",
+        "Schedules",
     ),
     "holdfast.layers.workflows.worker": ("Worker",),
     "holdfast.middleware.cache_options": (

@@ -46,6 +46,7 @@ from holdfast.layers.task_handle import TaskHandle as _TaskHandle
 from holdfast.layers.tasks import Tasks as _Tasks
 from holdfast.layers.workflows.handles import ExecutionHandle as _ExecutionHandle
 from holdfast.layers.workflows.handles import Workflows as _Workflows
+from holdfast.layers.workflows.schedules import Schedules as _Schedules
 from holdfast.layers.workflows.worker import Worker as _Worker
 from holdfast.space import Space as _Space
 
@@ -193,6 +194,7 @@ Reservation = _blocking(_Reservation)
 DeadLetters = _blocking(_DeadLetters)
 Workflows = _blocking(_Workflows)
 ExecutionHandle = _blocking(_ExecutionHandle, ("id",))
+Schedules = _blocking(_Schedules)
 Worker = _blocking(_Worker, ("concurrency",))
 Space = _blocking(_Space, ("judgement", "records"))
 
@@ -245,6 +247,7 @@ _KINDS: dict[type, type[Blocking]] = {
     _DeadLetters: DeadLetters,
     _Workflows: Workflows,
     _ExecutionHandle: ExecutionHandle,
+    _Schedules: Schedules,
     _Worker: Worker,
 }
 

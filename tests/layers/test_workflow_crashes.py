@@ -29,7 +29,7 @@ from holdfast.middleware.wrapper import Wrapper
 from tests.layers.timeline import Timeline
 
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
-SEEDS = range(2_000) if SOAK else range(20)
+SEEDS = range(2_000) if SOAK else range(24)
 Program = list[dict[str, Any]]
 SEEN: Counter[str] = Counter()
 """Which calls the programs made: all of them must occur."""
@@ -55,7 +55,7 @@ def program(rng: random.Random, depth: int = 0, prefix: str = "") -> Program:
         "random",
         "version",
     ]
-    calls += ["shared", "flush", "delete", "batch", "checkpoint"]
+    calls += ["shared", "flush", "delete", "batch", "checkpoint", "queued", "spread", "sent"]
     if depth < 2:
         calls += ["gather", "child", "detached", "nested"]
     made: Program = []
@@ -64,10 +64,26 @@ def program(rng: random.Random, depth: int = 0, prefix: str = "") -> Program:
         call: dict[str, Any] = {"call": kind, "n": rng.randint(0, 5), "key": f"{prefix}{kind}{number}"}
         if kind == "gather":
             call["parts"] = [program(rng, depth + 1, f"{prefix}{number}.{part}.") for part in range(rng.randint(1, 3))]
+            if sum(waits(part) for part in call["parts"]) > 1:
+                call["parts"] = [stays(part) for part in call["parts"]]
         elif kind in ("child", "detached"):
             call["program"] = program(rng, depth + 1)
         made.append(call)
     return made
+
+
+def waits(given: Program) -> bool:
+    """Whether it takes signals."""
+    return any(call["call"] == "wait" or any(map(waits, call.get("parts", ()))) for call in given)
+
+
+def stays(given: Program) -> Program:
+    """The same without queues: which of several branches comes first to a signal must not depend on who serves them."""
+    for call in given:
+        call["call"] = "step" if call["call"] in ("queued", "spread", "sent") else call["call"]
+        for part in call.get("parts", ()):
+            stays(part)
+    return given
 
 
 @workflow(retry=Retry(1))
@@ -91,6 +107,16 @@ async def counted(ctx: Context, n: int) -> int:
     await asyncio.sleep(0)
     await ctx.state.add_to_set("par.set", n % 3)
     ctx.state["par.total"] = ctx.state.get("par.total", 0) + n
+    return n
+
+
+async def away(ctx: Context, n: int, key: str = "") -> int:
+    """One that is done on a queue."""
+    await ctx.state.increment("par.count", n)
+    await ctx.state.append_to_list("par.list", n)
+    if key:
+        ctx.state[key] = ctx.state.get(key, 0) + n
+        await ctx.shared_state.set(key, n)
     return n
 
 
@@ -139,6 +165,13 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
                 await ctx.step("failing", always_fails, retry=Retry(2, initial="100ms"))
             except StepFailed as exc:
                 return [exc.step, exc.kind, exc.reason]
+        case "queued":
+            ctx.state[key] = 1
+            return [await ctx.step("away", away, n, key, queue="q"), ctx.state[key]]
+        case "spread":
+            return await ctx.map("spread", away, range(n), max_workers=2, queue="q")
+        case "sent":
+            return await ctx.step("sent", fails_at_first, n % 3, retry=Retry(3, initial="3s"), queue="q")
         case "sleep":
             await ctx.sleep("20s")
         case "nap":
@@ -205,7 +238,7 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
 
 CALLS = {
     "step", "state", "task", "map", "flaky", "failing", "sleep", "nap", "wait", "timeout", "now", "random", "version",
-    "shared", "flush", "delete", "batch", "checkpoint", "gather", "child", "detached", "nested",
+    "shared", "flush", "delete", "batch", "checkpoint", "queued", "spread", "sent", "gather", "child", "detached", "nested",
 }  # fmt: skip
 
 
@@ -264,7 +297,9 @@ class Life:
         self.engine = Killed(space._scope.engine, at, after=after)
         self.coordination = Coordination(Leases(space._scope.clock))
         scope = replace(space._scope, engine=self.engine)
-        self.worker: Worker = Space(scope, lambda: folder, self.coordination).workflows.worker([interpret])
+        self.worker: Worker = Space(scope, lambda: folder, self.coordination).workflows.worker(
+            [interpret], queues=["q"]
+        )
         self._task = asyncio.ensure_future(self.worker.run())
 
     async def end(self) -> None:

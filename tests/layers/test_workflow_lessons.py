@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast import Conflict, Context, ExecutionFailed, ManualClock, NotFound, Retry, Space, Store, step, workflow
-from tests.layers.test_workflows import Hosts, hosts, soon, three_steps, until, waits_for
+from tests.layers.hosting import Hosts, soon, until, waits_for
+from tests.layers.test_workflows import hosts, three_steps
 
 __all__ = ["hosts"]
 

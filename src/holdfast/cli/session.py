@@ -85,13 +85,14 @@ class Session:
         return self.given_store or os.environ.get("HOLDFAST_STORE")
 
     @asynccontextmanager
-    async def store(self, *, create: bool = False) -> AsyncIterator[Store]:
-        """The store, open. Only with `create` may it be a new one."""
+    async def store(self, *, create: bool = False, background: bool = False) -> AsyncIterator[Store]:
+        """The store, open. Only with `create` may it be a new one; with `background` it is looked after as long as it is open."""
         if create and not self._named_store:
             _make_folder(default_store().parent)
         if self.given_token is not None and not _is_keeper(self.url):
             raise InvalidInput(f"--token is for a keeper, such as holdfast://host:7420; {self.url} takes none")
-        async with opened(self.url, create=create, json=self.json, token=self.token_for(self.url)) as store:
+        token = self.token_for(self.url)
+        async with opened(self.url, create=create, json=self.json, token=token, background=background) as store:
             yield store
 
     def to_serve(self) -> str:
@@ -108,11 +109,11 @@ class Session:
         return _chosen(self.given_token, "HOLDFAST_TOKEN") if _is_keeper(url) else None
 
     @asynccontextmanager
-    async def space(self, *, create: bool = False) -> AsyncIterator[Space]:
+    async def space(self, *, create: bool = False, background: bool = False) -> AsyncIterator[Space]:
         """The space, in its open store."""
         check_space(self.space_name)
         check_agent(self.agent)
-        async with self.store(create=create) as store:
+        async with self.store(create=create, background=background) as store:
             yield await self.view(store)
 
     async def view(self, store: Store) -> Space:
@@ -132,13 +133,13 @@ class Session:
 
 @asynccontextmanager
 async def opened(
-    url: str, *, create: bool = False, json: bool = False, token: str | None = None
+    url: str, *, create: bool = False, json: bool = False, token: str | None = None, background: bool = False
 ) -> AsyncIterator[Store]:
-    """A store, without background work: a command does one thing and ends."""
+    """A store, mostly without background work: a command does one thing and ends."""
     path = file_of(url)
     if path is not None and not create and not path.exists():
         raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
-    async with open(url, durability=None, background=False, token=token) as store:
+    async with open(url, durability=None, background=background, token=token) as store:
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store

@@ -283,6 +283,8 @@ class Receiver:
             if self._wake.is_set():
                 return True
             await asyncio.sleep(0)
+        if self._ahead and not self.prefetch:
+            await self.give_back()  # it was taken for somebody who has gone, and others may be waiting
         if await sleep_or(clock, clock.now_ms() + LINGER_MS, self._wake):
             return True
         self._stop_watching()

@@ -10,6 +10,7 @@ subspace which verb reads it, which one each operation needs there, and who may 
     named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
     message  queues, which have rules of their own (`messages.py`)
     task     tasks, which have too (`task_claims.py`)
+    workflow, tally   executions and what is counted of them: orchestrators, and agents that start and signal (`workflow_claims.py`)
 
 Where only orchestrators and administrators write at all, the territory says so (`by_orchestrators`).
 
@@ -47,6 +48,7 @@ from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import unescape
 from holdfast.middleware.messages import Misplaced, message_claims
 from holdfast.middleware.task_claims import inbox_claims, task_claims
+from holdfast.middleware.workflow_claims import check_line, tally_claims, workflow_claims
 
 VERBS: Final = (
     "Get",
@@ -67,7 +69,7 @@ ADMIN: Final = "Admin"
 ORCHESTRATE: Final = "Orchestrate"
 """What no rule can give either: orchestrators and administrators have it."""
 
-Ownership = Literal["free", "own", "line", "once", "named", "message", "task"]
+Ownership = Literal["free", "own", "line", "once", "named", "message", "task", "workflow", "tally"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -139,11 +141,12 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "documents": _GIVEN,
     "correlations": _GIVEN,
     "decisions": _DECIDED,
-    "workflows": Territory("Get", "Set", "Set", delete="Delete", ownership="once", orchestrated=True),
+    "workflows": Territory("Get", "Set", "Set", delete="Delete", ownership="workflow", orchestrated=True),
     "signals": Territory("Get", push="Set", delete="Delete", ownership="line", elements=3, orchestrated=True),
-    "tallies": Territory("Get", increment="Set", delete=ORCHESTRATE, ownership="free"),
+    "tallies": Territory("Get", increment="Set", delete=ORCHESTRATE, ownership="tally", orchestrated=True),
     "journal": _GIVEN,
     "shared": _GIVEN,
+    "schedules": _GIVEN,
     "answers": Territory("Transaction", "Transaction", "Transaction"),
     "audit": Territory("Audit"),
     "system": CLOSED,
@@ -224,6 +227,8 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     for op in batch.operations:
         kind = type(op)
         if kind is Take:
+            if not orchestrator:
+                check_line(op)
             conditions += message_claims(op, batch, orchestrator=orchestrator)
             continue
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
@@ -242,11 +247,16 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]
             raise Misplaced(key, "it is held by a lease and needs a ttl")
         if ownership == "message":
+            if not orchestrator:
+                check_line(op)
             inbox = inbox_claims(op, batch, orchestrator=orchestrator)
             conditions += message_claims(op, batch, orchestrator=orchestrator) if inbox is None else inbox
             continue
         if ownership == "task":
             conditions += task_claims(op, batch, orchestrator=orchestrator)
+            continue
+        if ownership == "workflow" or ownership == "tally":
+            conditions += workflow_claims(op, batch) if ownership == "workflow" else tally_claims(op, batch)
             continue
         if ownership == "once":
             conditions.append(Absent(key))

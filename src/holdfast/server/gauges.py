@@ -13,6 +13,8 @@ from holdfast.errors import Error
 from holdfast.layers.lines import LOCKS
 from holdfast.layers.queue_entries import DEPTHS, STATES
 from holdfast.layers.task_states import COUNTS, STATUSES, TASKS
+from holdfast.layers.workflows.entries import STATUSES as EXECUTION_STATUSES
+from holdfast.layers.workflows.entries import TALLIES
 from holdfast.store import Store
 
 COUNT_MS: Final = 10_000
@@ -23,9 +25,9 @@ log = logging.getLogger("holdfast.gauges")
 
 
 class Gauges:
-    """Bytes, locks, messages and tasks of the whole store, as they were at the last count.
+    """Bytes, locks, messages, tasks and executions of the whole store, as they were at the last count.
 
-    Messages and tasks are added up from the numbers that are kept with every change of them; nothing is counted one by one.
+    Messages, tasks and executions are added up from the numbers that are kept with every change of them; nothing is counted one by one.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -36,6 +38,8 @@ class Gauges:
         """By where they are: ready, delayed, reserved, dead."""
         self.tasks: dict[str, int] = dict.fromkeys(STATUSES, 0)
         """By status; those that have ended as long as they are kept."""
+        self.executions: dict[str, int] = dict.fromkeys(EXECUTION_STATUSES, 0)
+        """By status: of workflows, in all spaces."""
         self._store = store
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -54,6 +58,7 @@ class Gauges:
         self.state_bytes = sum(each.bytes for _, each in used)
         self.queue_depth = sum(each.keys for _, each in used if each.subspace == "queues")
         locked = {name for name, each in used if each.subspace == LOCKS.name and each.keys and name[0] != "_"}
+        self.executions = await self._executions({name for name, each in used if each.subspace == TALLIES.name})
         lines = [await self._store.locks_of(name).list() for name in locked]
         self.locks_held = sum(len(state.holders) for states in lines for state in states)
 
@@ -81,6 +86,17 @@ class Gauges:
             entries = await self._store.engine.get(name, [COUNTS + status for status in STATUSES])
             for status, entry in zip(STATUSES, entries, strict=True):
                 found[status] += 0 if entry is None else max(0, integer(entry.value) or 0)
+        return found
+
+    async def _executions(self, spaces: set[str]) -> dict[str, int]:
+        """From the counts that every change of a status maintains: a few entries per workflow."""
+        found = dict.fromkeys(EXECUTION_STATUSES, 0)
+        for name in sorted(spaces):
+            page = await self._store.engine.scan(name, TALLIES.prefix("status"), limit=SCAN_MAX)
+            for entry in page.entries:
+                status = entry.key.rpartition("/")[2]
+                if status in found:
+                    found[status] += integer(entry.value) or 0
         return found
 
     async def _run(self) -> None:

@@ -153,7 +153,11 @@ class Keeper:
                 "in_flight": lambda: self.binary.in_flight,
             },
             cache=lambda: None if self.store.cache is None else self.store.cache.stats,
-            labelled={"queue_messages": lambda: gauges.messages, "tasks": lambda: gauges.tasks},
+            labelled={
+                "queue_messages": lambda: gauges.messages,
+                "tasks": lambda: gauges.tasks,
+                "executions": lambda: gauges.executions,
+            },
         )
         self._observed = Observing(self)
         self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))

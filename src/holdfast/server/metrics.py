@@ -2,9 +2,9 @@
 
 `observe(op, outcome, seconds)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
-`op` and `outcome`, `state` of messages, `status` of tasks and `result` of a hot tier (`cache_metrics.py`) alone, from closed sets:
-what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number of series
-is bounded and one tenant learns nothing about another.
+`op` and `outcome`, `state` of messages, `status` of tasks and executions and `result` of a hot tier (`cache_metrics.py`) alone, from
+closed sets: what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number
+of series is bounded and one tenant learns nothing about another.
 
 How it fails. A gauge whose function raises is left out of that answer and logged. Counting is not meant for several
 threads: `observe` belongs to the event loop, `text` too.
@@ -26,6 +26,7 @@ from holdfast import errors
 from holdfast.errors import InvalidInput
 from holdfast.layers.queue_entries import STATES
 from holdfast.layers.task_states import STATUSES
+from holdfast.layers.workflows.entries import STATUSES as EXECUTION_STATUSES
 from holdfast.middleware.cache_options import CacheStats
 from holdfast.server.cache_metrics import CacheMetrics
 
@@ -66,6 +67,11 @@ GAUGES: Final = {
 LABELLED: Final = {
     "queue_messages": ("Messages of all queues, by where they are.", "state", STATES),
     "tasks": ("Tasks by status, those that have ended as long as they are kept.", "status", STATUSES),
+    "executions": (
+        "Executions of workflows that are pending, running or paused, and those that ever completed, failed, were cancelled.",
+        "status",
+        EXECUTION_STATUSES,
+    ),
 }
 """Gauges with one label, and what it may say."""
 

@@ -30,12 +30,14 @@ async def branch_out(
     gathered = asyncio.Event()
     failed: BaseException | None = None
     tasks: list[asyncio.Task[Any]] = []
+    begun: list[Awaitable[Any]] = []
 
     def begin(works: list[Work]) -> None:
         nonlocal left
         left += len(works)
         run.runnable.more(len(works))
         for path, work in works:
+            begun.append(work)
             tasks.append(loop.create_task(grow(Branch(path, run.journal), work), context=copy_context()))
 
     async def grow(branch: Branch, work: Awaitable[Any]) -> Any:
@@ -75,16 +77,19 @@ async def branch_out(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        _look(tasks)
+        _look(tasks, begun)
         raise
-    _look(tasks)
+    _look(tasks, begun)
     if failed is not None:
         raise failed
     return [task.exception() or task.result() for task in tasks]
 
 
-def _look(tasks: list[asyncio.Task[Any]]) -> None:
-    """Their errors are known: nobody needs to be warned of them."""
+def _look(tasks: list[asyncio.Task[Any]], begun: list[Awaitable[Any]]) -> None:
+    """Their errors are known, and what was cancelled before it began is not awaited on purpose: nobody needs to be warned."""
+    for work in begun:
+        if asyncio.iscoroutine(work):
+            work.close()
     for task in tasks:
         if not task.cancelled():
             task.exception()

@@ -25,6 +25,9 @@ from holdfast.codec import decode, encode
 from holdfast.engine import Delete, Operation, Put
 from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
 from holdfast.keys import check_name
+from holdfast.layers.queue_entries import check_queue
+from holdfast.layers.task_spec import TaskSpec
+from holdfast.layers.workflows.away import AsTask, OnQueue, importable
 from holdfast.layers.workflows.branches import Branch, Call, Within, call, here
 from holdfast.layers.workflows.branching import Work, branch_out
 from holdfast.layers.workflows.children import await_child, begin_child
@@ -38,7 +41,7 @@ from holdfast.layers.workflows.definitions import (
     skipped,
 )
 from holdfast.layers.workflows.entries import SHARED, StepRecord, Wait, check_execution, raw
-from holdfast.layers.workflows.performing import Task, carry, flush, perform
+from holdfast.layers.workflows.performing import Elsewhere, Task, carry, flush, perform
 from holdfast.layers.workflows.state import State
 
 if TYPE_CHECKING:
@@ -91,12 +94,12 @@ class Context:
         """The execution's state; what is written here is committed with the step."""
         run, branch = self._run, here()
 
-        async def flushing() -> None:
-            if operations := flush(run, branch):
-                await run.journal.commit(operations)
-
         written = lambda key, write: branch.write(run.journal, key, write)  # noqa: E731
-        return State(branch.buffer, written, flushing, run.definition.state)
+        return State(branch.buffer, written, self._flush, run.definition.state)
+
+    async def _flush(self) -> None:
+        if operations := flush(self._run, here()):
+            await self._run.journal.commit(operations)
 
     # --- steps ---
 
@@ -108,12 +111,15 @@ class Context:
         retry: Retry | int | None = None,
         timeout: Duration | None = None,
         on_error: OnError = None,
+        queue: str | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Do this once: its result is recorded, and given again when the code runs again.
 
         A function with a parameter `ctx` gets it. `on_error(ctx, error)` gives the result when all attempts failed ("skip": None).
+        With a `queue` it is done by a worker that serves that queue, and the execution holds no process meanwhile.
         """
         _check_function(function, name)
+        elsewhere = _on_queue(queue, function, name)
         given = self._run.definition.retry if retry is None else retry_of(retry)
         timeout_ms = optional_ms(timeout, name=f"timeout of step {name!r}")
         made = self._call(check_label(name, "step's name"))
@@ -126,6 +132,38 @@ class Context:
             retry=given,
             timeout_ms=timeout_ms,
             on_error=_handler(on_error),
+            elsewhere=elsewhere,
+        )
+        return self.performed(task)
+
+    def task(
+        self,
+        name: str,
+        spec: TaskSpec,
+        message: Any = None,
+        *,
+        retry: Retry | int | None = None,
+        on_error: OnError = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Run a task, as a process of its own under its own limits, and wait for it without holding a process here.
+
+        Gives what its function returned; of a command, `{"task": tid, "return_code": …, "output_bytes": …}`. StepFailed, with the
+        task's reason, if it did not complete. Each attempt is a new task; its timeout and limits are the spec's.
+        """
+        if not isinstance(spec, TaskSpec):
+            raise InvalidInput(f"task {name!r} wants a TaskSpec, not {type(spec).__name__}")
+        given = self._run.definition.retry if retry is None else retry_of(retry)
+        made = self._call(check_label(name, "step's name"))
+        task = Task(
+            made.branch,
+            made.path,
+            made.position,
+            skipped,
+            (),
+            kind="task",
+            retry=given,
+            on_error=_handler(on_error),
+            elsewhere=AsTask(spec, message),
         )
         return self.performed(task)
 
@@ -144,12 +182,15 @@ class Context:
         timeout: Duration | None = None,
         on_error: OnError = None,
         min_success_rate: float = 1.0,
+        queue: str | None = None,
     ) -> Coroutine[Any, Any, list[Any]]:
         """Do this for each item, up to `max_workers` at a time, each recorded by itself; gives the results in the items' order.
 
-        At least the share `min_success_rate` must succeed; the results of the others are None.
+        At least the share `min_success_rate` must succeed; the results of the others are None. With a `queue` the items are done by
+        the workers that serve it.
         """
         _check_function(function, name)
+        elsewhere = _on_queue(queue, function, name)
         given = self._run.definition.retry if retry is None else retry_of(retry)
         timeout_ms = optional_ms(timeout, name=f"timeout of map {name!r}")
         check_workers(max_workers)
@@ -158,7 +199,17 @@ class Context:
         if len(wanted) > MAP_MAX:
             raise InvalidInput(f"a map has at most {MAP_MAX:,} items, not {len(wanted):,}")
         made = self._call(check_label(name, "map's name"))
-        return self.mapped(made, function, wanted, max_workers, given, timeout_ms, _handler(on_error), min_success_rate)
+        return self.mapped(
+            made,
+            function,
+            wanted,
+            max_workers,
+            given,
+            timeout_ms,
+            _handler(on_error),
+            min_success_rate,
+            elsewhere=elsewhere,
+        )
 
     async def mapped(
         self,
@@ -172,6 +223,7 @@ class Context:
         rate: float,
         extra: tuple[Any, ...] = (),
         with_ctx: str = "",
+        elsewhere: Elsewhere | None = None,
     ) -> list[Any]:
         run, journal = self._run, self._run.journal
         with Within(run.runnable):
@@ -200,6 +252,7 @@ class Context:
                         timeout_ms=timeout_ms,
                         on_error=on_error,
                         with_ctx=with_ctx,
+                        elsewhere=elsewhere,
                     )
                     try:
                         results[number] = await perform(run, task)
@@ -416,6 +469,10 @@ def _handler(on_error: OnError) -> Callable[..., Any] | None:
     if on_error == "skip":
         return skipped
     raise InvalidInput(f"on_error is a function or 'skip', not {on_error!r:.60}")
+
+
+def _on_queue(queue: str | None, function: Callable[..., Any], name: str) -> OnQueue | None:
+    return None if queue is None else OnQueue(check_queue(queue), function=importable(function, name))
 
 
 def _check_function(function: Any, name: str) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from holdfast.clock import Duration, duration_ms, optional_ms
 from holdfast.errors import InvalidInput
 from holdfast.keys import check_name
+from holdfast.layers.queue_entries import check_queue
 
 NAME_BYTES_MAX: Final = 128
 """Of a workflow or a step: names become parts of keys."""
@@ -104,6 +105,10 @@ class Step:
     retry: Retry = ONCE
     on_error: Callable[..., Any] | None = None
     min_success_rate: float = 1.0
+    queue: str | None = None
+    """Where it is done, if that is not where its execution runs."""
+    task: bool = False
+    """Whether it gives a TaskSpec, which is run as a process of its own."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -197,12 +202,16 @@ def step(
     retry: Retry | int | None = None,
     on_error: Callable[..., Any] | Literal["skip"] | None = None,
     min_success_rate: float = 1.0,
+    queue: str | None = None,
+    task: bool = False,
 ) -> Any:
     """Make a method a step of its workflow's class.
 
     `after` names the steps whose results it gets; `each` the one whose result's items it gets, one task per item, up to
     `max_workers` at a time. `when(ctx)` tells whether it is done at all. `on_error(ctx, error)` gives a result in its stead when all
     attempts failed ("skip": None). Of the tasks of an `each`, the share `min_success_rate` must succeed; the others' results are None.
+    With a `queue` it is done by a worker that serves that queue. With `task` it returns a TaskSpec, which is run as a process of its
+    own, and whose result is the step's.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,7 +235,13 @@ def step(
             retry_of(retry),
             skipped if on_error == "skip" else on_error,
             float(min_success_rate),
+            None if queue is None else check_queue(queue),
+            task,
         )
+        if task and (queue is not None or timeout is not None):
+            raise InvalidInput(
+                f"step {label!r} gives a task: a queue is none of its own, and its timeout is the TaskSpec's"
+            )
         if made.takes < 0:
             raise InvalidInput(f"step {label!r} takes self and ctx, and what it gets from other steps")
         setattr(function, STEP, made)

@@ -9,7 +9,8 @@
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
     journal/items/<id>/<key>/<generation>/<19 digits>
-    journal/mail/<id>/<name>/<19 digits> what its worker is to do (`~cancel`, `~pause`, `~resume`), and how its children ended
+    journal/mail/<id>/<name>/<19 digits> what its worker is to do (`~cancel`, `~pause`, `~resume`), how its children ended, and steps done elsewhere
+    journal/errands/<tid>                which step a task is the work of, until the execution was told of its end
     signals/<id>/<name>/<19 digits>      what agents sent to it, and was not taken yet
     tallies/inbox/<id>                   how much was ever sent to it: what parking is conditional on
     tallies/status/<name>/<status>       how many are pending, running, paused; how many have completed, failed, been cancelled
@@ -68,6 +69,9 @@ PAUSE: Final = "~pause"
 RESUME: Final = "~resume"
 CHILD: Final = "~child:"
 """Before the path of the step that started it: how a child tells its end."""
+STEP: Final = "~step:"
+"""Before the path of a step that is done elsewhere: how that went."""
+ERRANDS: Final = JOURNAL.prefix("errands")
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,10 +86,10 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that an execution waits for."""
 
     kind: str
-    """sleep, signal, child, retry, or slot."""
+    """sleep, signal, child, retry, queue, task, resume, rewind, or slot."""
     path: str = ""
     name: str = ""
-    """Of the signal, or the child's id."""
+    """Of the signal or the queue, or the child's id, or the task's."""
     until: int | None = None
 
 
@@ -129,6 +133,21 @@ class Execution(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.status in ENDINGS
 
 
+class Away(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a step that is done elsewhere is, written down for whoever does it."""
+
+    message: str
+    """The id of the message, with the name of who chose it; or the task's tid. Nobody else's word counts."""
+    queue: str = ""
+    step: str = ""
+    """Of a class: the step's name."""
+    function: str = ""
+    """Otherwise `module:function`."""
+    args: msgspec.Raw = msgspec.Raw(b"[]")
+    timeout_ms: int | None = None
+    branch: str = ""
+
+
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of one step."""
 
@@ -147,6 +166,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     child: str = ""
     body: int = 0
     """How many writes of the code around it, in the same branch, were committed up to it."""
+    away: Away | None = None
 
 
 class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -172,6 +192,32 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
     blob: BlobRef | None = None
     error: Fault | None = None
+    child: str = ""
+    """Its id: a step that was taken back may have started another."""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a step that was done elsewhere went, as its execution is told."""
+
+    message: str
+    ok: bool = True
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    blob: BlobRef | None = None
+    error: Fault | None = None
+    kinds: tuple[str, ...] = ()
+    """The classes of what was raised, which is what retries ask for."""
+    final: bool = False
+    """Another attempt would fail as well."""
+    writes: dict[str, Any] = {}
+    seen: dict[str, tuple[str, int]] = {}
+    """Of what was read and then set: what it was, as a hash, and the version of its entry; 0 when there was none."""
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """Which step a task is the work of."""
+
+    execution: str
+    path: str
 
 
 def check_execution(id: str) -> str:
@@ -232,6 +278,10 @@ def mail_prefixes(id: str) -> tuple[str, str]:
 
 def inbox_key(id: str) -> str:
     return INBOX + id
+
+
+def errand_key(tid: str) -> str:
+    return ERRANDS + tid
 
 
 def tally_key(name: str, status: str) -> str:

@@ -4,32 +4,45 @@
     result = await handle.result()
 
 Starting is one commit, and idempotent by id: whoever starts the same again gets the same execution. Everything else is sent to the
-execution (`mail.py`), and done by the worker that has it, or the next one. Waiting for a result follows the feed.
+execution (`mail.py`), and done by the worker that has it; what nobody has is cancelled, paused and resumed in the store alone
+(`outside.py`). Waiting for a result follows the feed.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import decode, encode, integer
-from holdfast.engine import SCAN_MAX, Entry
-from holdfast.errors import Conflict, ExecutionFailed, InvalidInput, NotFound, TimedOut
+from holdfast.engine import SCAN_MAX, cursor_at
+from holdfast.errors import ExecutionFailed, InvalidInput, TimedOut
 from holdfast.ids import new_id
 from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.coordination import Coordination
+from holdfast.layers.diffs import Difference
 from holdfast.layers.locks import wait_ms
 from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
-from holdfast.layers.workflows.definitions import Definition, check_label, definition_of
+from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import (
+    Archive,
+    Cleanup,
+    archive_execution,
+    archives_in,
+    clean_up,
+    restore_execution,
+)
+from holdfast.layers.workflows.definitions import check_label, definition_of
 from holdfast.layers.workflows.entries import (
     CANCEL,
     CANCELLED,
     COMPLETED,
+    ENDINGS,
     EXECUTIONS,
     PAUSE,
     RESUME,
@@ -47,21 +60,25 @@ from holdfast.layers.workflows.entries import (
     execution_key,
     execution_of,
     items_prefix,
-    log_prefix,
     meta_key,
     meta_of,
     queue_name,
     raw,
     steps_prefix,
 )
+from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
+from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
+from holdfast.layers.workflows.known import is_served, known
+from holdfast.layers.workflows.outside import Outside
+from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
 from holdfast.layers.workflows.retrying import retry_execution
+from holdfast.layers.workflows.schedules import Schedules
 from holdfast.layers.workflows.sending import send
-from holdfast.layers.workflows.starting import meta_for, starting
+from holdfast.layers.workflows.starting import meta_by_name, meta_for, start_execution
 from holdfast.layers.workflows.worker import CONCURRENCY, LEASE_MS, Worker
 
 LIST_MAX: Final = 1_000
 """Executions that a listing shows unless told otherwise."""
-HISTORY_MAX: Final = 100_000
 
 
 class ExecutionView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,11 +113,8 @@ class ExecutionHandle:
         return _view(*await self._read())
 
     async def _read(self) -> tuple[Execution, Meta]:
-        scope = self._scope
-        entry, meta = await scope.engine.get(scope.space, [execution_key(self.id), meta_key(self.id)])
-        if entry is None or meta is None:
-            raise NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
-        return execution_of(entry), meta_of(meta)
+        _, execution, meta = await standing_of(self._scope, self.id)
+        return execution, meta
 
     async def result(self, wait: Duration | None = None) -> Any:
         """Its result, when it has one; ExecutionFailed if it failed or was cancelled, TimedOut after `wait` (None: never)."""
@@ -124,35 +138,46 @@ class ExecutionHandle:
     async def signal(self, name: str, value: Any = None) -> None:
         """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended."""
         check_label(name, "signal's name")
-        await self._send(name, bytes(raw(value, f"the signal {name!r}")))
+        value = bytes(raw(value, f"the signal {name!r}"))
+        await send(self._scope, self._workflows._queue_of, self.id, name, value)
 
     async def cancel(self) -> None:
         """End it: its steps are cancelled, and its children with it. Conflict if it has ended."""
-        await self._send(CANCEL, encode({"by": self._scope.actor}))
+        await self._workflows._outside.control(self.id, CANCEL)
 
     async def pause(self) -> None:
         """Let it stay where it is, after what runs has been cancelled; a step that was cancelled is done again."""
-        await self._send(PAUSE, encode({"by": self._scope.actor}))
+        await self._workflows._outside.control(self.id, PAUSE)
 
     async def resume(self) -> None:
         """Let it go on."""
-        await self._send(RESUME, encode({"by": self._scope.actor}))
-
-    async def _send(self, name: str, value: bytes) -> None:
-        await send(self._scope, self._workflows._queue_of, self.id, name, value)
+        await self._workflows._outside.control(self.id, RESUME)
 
     async def retry(self, from_step: str | None = None) -> None:
         """Let one that failed or was cancelled try again: what failed, or everything from this step on. The state is taken back with it."""
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
 
-    async def steps(self) -> dict[str, dict[str, Any]]:
-        """What is recorded of each of its steps, by path."""
+    async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
+        """What is recorded of each of its steps, by path; their results too, unless told otherwise."""
         found: dict[str, dict[str, Any]] = {}
-        prefix = steps_prefix(self.id)
-        async for entry in self._workflows._scan(prefix):
-            record = decode(entry.value, StepRecord)
-            found[entry.key[len(prefix) :]] = await self._workflows._shown(record)
+        for path, record in (await records_of(self._scope, self.id)).items():
+            found[path] = await self._workflows._shown(record, results)
         return found
+
+    async def watch(self) -> AsyncIterator[ExecutionView]:
+        """How it stands, and again whenever it has moved or a step of it was done, until it has ended."""
+        scope = self._scope
+        found = await scope.engine.spaces(scope.space)
+        cursor = cursor_at(found[0].revision if found else 0)
+        view = await self.status()
+        yield view
+        if view.status in ENDINGS:
+            return
+        async for _ in scope.engine.watch(scope.space, execution_key(self.id), steps_prefix(self.id), cursor=cursor):
+            view = await self.status()
+            yield view
+            if view.status in ENDINGS:
+                return
 
     async def state(self) -> dict[str, Any]:
         """Its state, as it is now; from one page of the store, so a running one may be between two commits where it is large."""
@@ -160,11 +185,51 @@ class ExecutionHandle:
 
     async def log(self) -> list[LogEvent]:
         """What happened to it, in order, with the state that was written."""
-        found: list[LogEvent] = []
-        async for entry in self._workflows._scan(log_prefix(self.id)):
-            event = decode(entry.value, LogEvent)
-            found.append(event if event.by else msgspec.structs.replace(event, by=entry.owner))
-        return found
+        return [event for _, event in await log_of(self._scope, self.id)]
+
+    async def history(self, *, after: int = 0, limit: int = POINTS) -> Sequence[HistoryPoint]:
+        """The same, with the state after each: the points after a number."""
+        return await history_of(self._scope, self.id, after, limit)
+
+    async def state_at(self, point: int | str) -> dict[str, Any]:
+        """The state after a point of its history: a number, or the name of a step."""
+        return await state_at(self._scope, self.id, point)
+
+    async def diff(self, old: int | str, new: int | str) -> Sequence[Difference]:
+        """What differs between the states after two points."""
+        return await diff_of(self._scope, self.id, old, new)
+
+    async def fork(
+        self,
+        from_step: str,
+        *,
+        id: str | None = None,
+        input: Any = UNCHANGED,
+        state: dict[str, Any] | None = None,
+        without: Sequence[str] = (),
+    ) -> ExecutionHandle:
+        """A new execution that goes on from this step, with what was done before it; with another input or state, if given.
+
+        `state` sets keys of the state, `without` takes some away. This one is left as it is.
+        """
+        workflows, made = self._workflows, new_id() if id is None else id
+        _, meta = await self._read()
+        await fork_execution(
+            self._scope,
+            workflows._queue_of(meta.name),
+            workflows._blobs(),
+            self.id,
+            made,
+            from_step,
+            input=input,
+            state=state,
+            without=without,
+        )
+        return ExecutionHandle(workflows, made)
+
+    async def archive(self, *, keep: Duration | None = None) -> Archive:
+        """Keep what there is of it as a blob, for so long or for ever. Conflict as long as it has not ended."""
+        return await archive_execution(self._scope, self._workflows._blobs(), self.id, keep)
 
     def __repr__(self) -> str:
         return f"<Execution {self.id!r}>"
@@ -178,33 +243,58 @@ class Workflows:
         self._coordination = coordination
         self._blobs = blobs
         self._queues: dict[str, Queue] = {}
+        self._outside = Outside(scope, self._queue_of, lambda tid: TaskHandle(scope, coordination, blobs, tid))
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """What is started at certain times."""
+        return Schedules(self._scope)
 
     async def start(
-        self, workflow: Any, input: Any = None, *, id: str | None = None, priority: int = 0
+        self, workflow: Any, input: Any = None, *, id: str | None = None, priority: int = 0, key: str | None = None
     ) -> ExecutionHandle:
-        """Start an execution. One with this id that is there already, of the same workflow, is not started again: its handle is given."""
-        definition = definition_of(workflow)
-        execution = new_id() if id is None else id
-        meta = meta_for(definition, input, execution, self._scope.clock.now_ms(), priority=priority)
-        await self._start(definition, meta)
+        """Start an execution. One with this id that is there already, of the same workflow, is not started again: its handle is given.
+
+        A workflow may be given by its name. What its workers said of it counts then; where its limit is by `key`, that is given too.
+        """
+        execution, now = new_id() if id is None else id, self._scope.clock.now_ms()
+        if isinstance(workflow, str):
+            told = await known(self._scope, workflow)
+            meta = meta_by_name(workflow, told, input, execution, now, priority=priority, key=key)
+            limit = None if told is None else told.concurrency
+        else:
+            definition = definition_of(workflow)
+            if key is not None:
+                raise InvalidInput("key is for a workflow that is started by its name; its code makes it otherwise")
+            meta = meta_for(definition, input, execution, now, priority=priority)
+            limit = definition.concurrency
+        await start_execution(self._scope, self._queue_of(meta.name), meta, limit)
         return ExecutionHandle(self, execution)
 
-    async def _start(self, definition: Definition, meta: Meta) -> None:
-        in_line = False
-        while True:
-            operations, conditions = starting(self._queue_of(meta.name), meta, definition.concurrency, in_line=in_line)
-            try:
-                await self._scope.commit(tuple(operations), tuple(conditions))
-                return
-            except Conflict as conflict:
-                if conflict.key == meta_key(meta.id) and conflict.actual is not None:
-                    before = meta_of(conflict.actual)
-                    if before.name != meta.name:
-                        raise InvalidInput(f"execution {meta.id!r} is one of workflow {before.name!r}") from conflict
-                    return
-                if conflict.key is None or not conflict.key.startswith(TALLIES.prefix("slots")):
-                    raise
-                in_line = not in_line  # all slots are taken, or one has come free
+    async def is_served(self, name: str) -> bool:
+        """Whether there is a worker that knows this workflow, and lives."""
+        return await is_served(self._scope, name)
+
+    async def archives(self, *, name: str | None = None, limit: int = LIST_MAX) -> Sequence[Archive]:
+        """What was archived, by id."""
+        return await archives_in(self._scope, name, limit)
+
+    async def restore(self, id: str) -> ExecutionHandle:
+        """Bring an archived execution back, as it was; it is kept as long as one that has just ended."""
+        await restore_execution(self._scope, self._blobs(), check_execution(id))
+        return ExecutionHandle(self, id)
+
+    async def cleanup(
+        self,
+        older_than: Duration,
+        *,
+        name: str | None = None,
+        archive: bool = True,
+        keep: Duration | None = None,
+    ) -> Cleanup:
+        """Remove executions that ended so long ago, each after it was archived. A failed archive deletes nothing."""
+        names = await self._names() if name is None else [check_label(name, "workflow's name")]
+        return await clean_up(self._scope, self._blobs(), names, older_than, archive=archive, keep=keep)
 
     async def get(self, id: str) -> ExecutionHandle:
         """An execution that was started; NotFound when there is none."""
@@ -213,11 +303,22 @@ class Workflows:
         return handle
 
     def worker(
-        self, workflows: Sequence[Any], *, concurrency: int = CONCURRENCY, lease: Duration | None = None
+        self,
+        workflows: Sequence[Any],
+        *,
+        concurrency: int = CONCURRENCY,
+        lease: Duration | None = None,
+        queues: Sequence[str] = (),
+        steps_only: bool = False,
     ) -> Worker:
-        """One that runs executions of these workflows, up to so many at a time; `lease` is how soon another takes over when it dies."""
+        """One that runs executions of these workflows, up to so many at a time; `lease` is how soon another takes over when it dies.
+
+        It also does the steps of these workflows that are sent to `queues`; with `steps_only` nothing else.
+        """
         lease_ms = LEASE_MS if lease is None else duration_ms(lease, name="lease")
-        return Worker(self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs)
+        return Worker(
+            self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs, queues, steps_only
+        )
 
     async def list(
         self, *, name: str | None = None, status: str | None = None, limit: int = LIST_MAX
@@ -252,7 +353,7 @@ class Workflows:
         """By workflow: how many are pending, running, paused, and how many have ever completed, failed, been cancelled."""
         prefix = TALLIES.prefix("status") if name is None else TALLIES.prefix("status", name)
         found: dict[str, dict[str, int]] = {}
-        async for entry in self._scan(prefix):
+        async for entry in every(self._scope, prefix):
             _, workflow, status = TALLIES.split(entry.key, 3)
             found.setdefault(workflow, {})[status] = integer(entry.value) or 0
         return found
@@ -283,7 +384,7 @@ class Workflows:
     async def _value(self, value: msgspec.Raw, blob: BlobRef | None) -> Any:
         return decode(bytes(value) if blob is None else await self._blobs().read(blob))
 
-    async def _shown(self, record: StepRecord) -> dict[str, Any]:
+    async def _shown(self, record: StepRecord, results: bool) -> dict[str, Any]:
         shown: dict[str, Any] = {"status": record.status, "kind": record.kind, "attempts": record.attempts}
         for name in ("started_at", "completed_at", "until"):
             if (at := getattr(record, name)) is not None:
@@ -291,37 +392,29 @@ class Workflows:
         if record.error is not None:
             shown["error"] = msgspec.to_builtins(record.error)
         if record.child:
-            shown["child"] = record.child
-        if record.status == "completed":
+            shown["child" if record.kind == "child" else "task"] = record.child
+        if record.away is not None and record.away.queue:
+            shown["queue"] = record.away.queue
+        if record.status == "completed" and results:
             shown["result"] = await self._value(record.result, record.blob)
         return shown
 
     async def _state(self, id: str) -> dict[str, Any]:
         prefix, found = data_prefix(id), dict[str, Any]()
-        async for entry in self._scan(prefix):
+        async for entry in every(self._scope, prefix):
             key = entry.key[len(prefix) :]
             if not entry.tag:
                 found[key] = decode(entry.value)
                 continue
             chunks = [
                 item
-                async for chunk in self._scan(items_prefix(id, key, decode(entry.value, str)))
+                async for chunk in every(self._scope, items_prefix(id, key, decode(entry.value, str)))
                 for item in decode(chunk.value, list)
             ]
             if entry.tag == "set":
                 chunks = [decode(member) for member in sorted({encode(item) for item in chunks})]
             found[key] = chunks
         return found
-
-    async def _scan(self, prefix: str) -> AsyncIterator[Entry]:
-        after: str | None = None
-        while True:
-            page = await self._scope.engine.scan(self._scope.space, prefix, after=after, limit=1000)
-            for entry in page.entries:
-                yield entry
-            if not page.more:
-                return
-            after = page.entries[-1].key
 
 
 def _view(execution: Execution, meta: Meta) -> ExecutionView:

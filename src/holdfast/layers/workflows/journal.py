@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.codec import decode, encode
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Condition, Entry, Operation, Present, Push, Put, Receipt
+from holdfast.engine import OPERATIONS_MAX, Condition, Operation, Present, Push, Put, Receipt
 from holdfast.errors import Conflict, LeaseLost, Unavailable
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
@@ -32,6 +32,8 @@ from holdfast.layers.workflows.entries import (
     log_prefix,
     steps_prefix,
 )
+from holdfast.layers.workflows.reading import every
+from holdfast.layers.workflows.rewinding import FORKED, RETRIED, Cut
 from holdfast.layers.workflows.state import View, Write
 
 GATHERED_MAX: Final = OPERATIONS_MAX - 24
@@ -83,7 +85,7 @@ class Journal:
         self._steps = steps_prefix(id)
         self._log = log_prefix(id)
         self._written: dict[str, list[tuple[int, dict[str, Write]]]] = {}
-        self._carried: dict[str, list[tuple[int, int]]] = {}
+        self._carried: dict[str, list[tuple[int, int, str]]] = {}
         self._staged: deque[Effect] = deque()
         self._closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None = None
         self._opens = False
@@ -93,37 +95,37 @@ class Journal:
 
     async def load(self) -> None:
         """Read what was done before."""
-        async for entry in self._pages(self._steps):
+        async for entry in every(self.scope, self._steps):
             self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
         prefix, written = data_prefix(self.id), False
-        async for entry in self._pages(prefix):
+        async for entry in every(self.scope, prefix):
             written = True
             if entry.tag:
                 self.view.generations[entry.key[len(prefix) :]] = decode(entry.value, str)
         if not written and not any(record.body for record in self.records.values()):
             return  # no state was ever written: the log has nothing that replay needs
-        async for entry in self._pages(self._log):
+        async for entry in every(self.scope, self._log):
             event = decode(entry.value, LogEvent)
             number = self.view.next()
-            if event.event == "retried":
-                for path in event.writes:
-                    self._written.pop(path, None)
+            if event.event == RETRIED:
+                self._take_back(Cut(frozenset(event.writes), event.body_writes))
                 continue
+            if event.event == FORKED and not event.branch:  # an edit of the state from the beginning on
+                for key, write in event.writes.items():
+                    self.view.apply(key, write, number)
+            elif event.event == FORKED:  # one that the code sees after the last step that was taken over
+                self._written.setdefault(event.branch, []).append((number, event.writes))
             if event.writes:
                 self._written.setdefault(event.path, []).append((number, event.writes))
             if event.body:
-                self._carried.setdefault(event.branch, []).append((event.body, number))
+                self._carried.setdefault(event.branch, []).append((event.body, number, event.path))
         self.view.settled = self.view.number
 
-    async def _pages(self, prefix: str) -> AsyncIterator[Entry]:
-        after: str | None = None
-        while True:
-            page = await self.scope.engine.scan(self.scope.space, prefix, after=after, limit=SCAN_MAX)
-            for entry in page.entries:
-                yield entry
-            if not page.more:
-                return
-            after = page.entries[-1].key
+    def _take_back(self, cut: Cut) -> None:
+        for path in cut.dropped:
+            self._written.pop(path, None)
+        for branch, carried in self._carried.items():
+            self._carried[branch] = [each for each in carried if not cut.takes_writes(branch, each[2], each[0])]
 
     def _remember(self, path: str, record: StepRecord) -> None:
         self.records[path] = record
@@ -142,7 +144,7 @@ class Journal:
 
     def carried(self, branch: str, ordinal: int) -> int | None:
         """The number of a write that a branch's own code makes again; None if it was not committed."""
-        for upto, number in self._carried.get(branch, ()):
+        for upto, number, _ in self._carried.get(branch, ()):
             if upto >= ordinal:
                 return number
         return None
@@ -311,6 +313,7 @@ class Journal:
         if closing is not None:  # it goes without its end, and who wanted the end looks again
             if not closing[1].done():
                 closing[1].set_exception(conflict)
+                closing[1].exception()  # who wanted it may be gone
             if group:
                 await self._send_group(group, None)
             return

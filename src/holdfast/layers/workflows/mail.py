@@ -8,6 +8,7 @@ worker read it. So either the worker sees what came, or who sends sees that nobo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from holdfast.layers.workflows.entries import (
     CANCEL,
     PAUSED,
     Execution,
+    StepRecord,
     execution_key,
     inbox_key,
     mail_prefixes,
@@ -58,10 +60,16 @@ def sending(
     ]
     conditions: list[Condition] = [VersionIs(execution_key(execution.id), entry.version)]
     if needs_waking(execution, name) if wake is None else wake:
-        waking, needed = split(queue.putting({"execution": execution.id}))
-        operations += waking
+        woken, needed = waking(queue, execution)
+        operations += woken
         conditions += needed
     return operations, conditions
+
+
+def waking(queue: Queue, execution: Execution) -> Parts:
+    """A message that lets a worker go on with it."""
+    operations, conditions = split(queue.putting({"execution": execution.id}))
+    return list(operations), list(conditions)
 
 
 def needs_waking(execution: Execution, name: str) -> bool:
@@ -69,6 +77,12 @@ def needs_waking(execution: Execution, name: str) -> bool:
     if any(wait.kind == "slot" for wait in execution.waits):
         return name == CANCEL
     return bool(execution.waits) or execution.status == PAUSED
+
+
+def calling_off(id: str, records: Iterable[StepRecord]) -> Parts:
+    """What lets those know that do steps of an execution which ends; they follow the count of what is sent to it."""
+    is_any = any(record.status == "waiting" and record.away is not None for record in records)
+    return ([Increment(inbox_key(id), 1)] if is_any else []), []
 
 
 class Mail:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from holdfast.clock import sleep_or
+from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Operation
 from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
@@ -29,10 +30,25 @@ from holdfast.layers.workflows.journal import BODY
 if TYPE_CHECKING:
     import msgspec
 
+    from holdfast.layers.workflows.context import Context
     from holdfast.layers.workflows.running import Run
 
 STALE_MAX: Final = 1_000
 """How often a parallel task is run again because what it read was changed meanwhile."""
+
+
+class Caller(Protocol):
+    """Who runs a step's function: a run of the execution, or whoever serves the step's queue."""
+
+    clock: Clock
+    threads: Executor | None
+    context: Context
+
+
+class Elsewhere(Protocol):
+    """How a step is done that is not done here (`away.py`)."""
+
+    async def perform(self, run: Run, task: Task, record: StepRecord | None) -> Any: ...
 
 
 class Task:
@@ -41,6 +57,7 @@ class Task:
     __slots__ = (
         "args",
         "branch",
+        "elsewhere",
         "function",
         "kind",
         "on_error",
@@ -64,6 +81,7 @@ class Task:
         timeout_ms: int | None = None,
         on_error: Callable[..., Any] | None = None,
         with_ctx: str = "",
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.branch = branch
         """In which it was called."""
@@ -76,6 +94,7 @@ class Task:
         self.timeout_ms = timeout_ms
         self.on_error = on_error
         self.with_ctx = with_ctx
+        self.elsewhere = elsewhere
 
 
 @lru_cache(maxsize=4096)
@@ -106,6 +125,8 @@ async def perform(run: Run, task: Task) -> Any:
         return await run.result(record)
     if record is not None and record.status == "failed":
         raise failed(task.path, record)
+    if task.elsewhere is not None:
+        return await task.elsewhere.perform(run, task, record)
     failures = record.attempts if record is not None else 0
     due = record.until if record is not None else None
     stale = 0
@@ -116,7 +137,7 @@ async def perform(run: Run, task: Task) -> Any:
         started_at = run.clock.now_ms()
         branch = Branch(task.path, journal, is_step=True, attempt=failures + 1)
         try:
-            value = await _attempt(run, task, branch)
+            value = await attempt_once(run, task, branch)
             result = raw(value, f"the result of step {task.path!r}")
             if (key := branch.buffer.stale()) is not None:
                 stale += 1
@@ -138,12 +159,12 @@ async def perform(run: Run, task: Task) -> Any:
                 )
                 journal.stage([journal.record(task.path, pausing), journal.event("retrying", task.path, fault)])
                 continue
-            return await _give_up(run, task, started_at, failures, fault, exc)
-        await _complete(run, task, branch, started_at, failures + 1, result)
+            return await give_up(run, task, started_at, failures, fault, exc)
+        await complete(run, task, branch, started_at, failures + 1, result)
         return decode(bytes(result))
 
 
-async def _attempt(run: Run, task: Task, branch: Branch) -> Any:
+async def attempt_once(run: Caller, task: Task, branch: Branch) -> Any:
     if task.timeout_ms is None:
         return await _call(run, task, branch)
     running = asyncio.get_running_loop().create_task(_call(run, task, branch))
@@ -162,7 +183,7 @@ async def _attempt(run: Run, task: Task, branch: Branch) -> Any:
             await asyncio.wait([running])
 
 
-async def _call(run: Run, task: Task, branch: Branch) -> Any:
+async def _call(run: Caller, task: Task, branch: Branch) -> Any:
     """Run the function as a branch of its own. One that is not async runs in a thread."""
     branch.task = asyncio.current_task()
     token = BRANCH.set(branch)
@@ -185,13 +206,20 @@ async def _call(run: Run, task: Task, branch: Branch) -> Any:
         BRANCH.reset(token)
 
 
-async def _complete(
-    run: Run, task: Task, branch: Branch, started_at: int, attempts: int, result: msgspec.Raw, event: str = "completed"
+async def complete(
+    run: Run,
+    task: Task,
+    branch: Branch,
+    started_at: int,
+    attempts: int,
+    result: msgspec.Raw,
+    event: str = "completed",
+    also: Iterable[Operation] = (),
 ) -> None:
     journal = run.journal
     now, status = run.clock.now_ms(), "skipped" if event == "skipped" else "completed"
     blob: BlobRef | None = None
-    operations: list[Operation] = []
+    operations: list[Operation] = [*also]
     conditions: list[Condition] = []
     if len(bytes(result)) > INLINE_BYTES_MAX:
         blob, part = await run.keep(bytes(result), task.path)
@@ -240,8 +268,16 @@ def flush(run: Run, branch: Branch) -> list[Operation]:
     return [*operations, record, journal.event("flushed", "", None, None, branch.path, body, writes)]
 
 
-async def _give_up(run: Run, task: Task, started_at: int, attempts: int, fault: Fault, exc: Exception) -> Any:
-    """All attempts failed: the error handler's result counts, or the failure is recorded."""
+async def give_up(
+    run: Run,
+    task: Task,
+    started_at: int,
+    attempts: int,
+    fault: Fault,
+    exc: Exception,
+    also: Iterable[Operation] = (),
+) -> Any:
+    """All attempts failed: the error handler's result counts, or the failure is recorded; `also` goes with that."""
     journal = run.journal
     if task.on_error is not None:
         branch = Branch(task.path, journal, is_step=True, attempt=attempts)
@@ -251,14 +287,14 @@ async def _give_up(run: Run, task: Task, started_at: int, attempts: int, fault: 
         except Exception as again:
             fault = fault_of(again, task.path)
         else:
-            await _complete(run, task, branch, started_at, attempts, result, "handled")
+            await complete(run, task, branch, started_at, attempts, result, "handled", also)
             return decode(bytes(result))
     carried, body, body_writes = carry(run, task.branch)
     record = StepRecord(
         "failed", task.position, task.kind, started_at, run.clock.now_ms(), attempts, error=fault, body=body
     )
     written = journal.event("failed", task.path, fault, None, task.branch.path, body if body_writes else 0, body_writes)
-    journal.stage([*carried, journal.record(task.path, record), written])
+    journal.stage([*carried, journal.record(task.path, record), written, *also])
     raise failed(task.path, record) from exc
 
 
@@ -280,7 +316,7 @@ async def skip(run: Run, task: Task) -> None:
     record = run.journal.visit(task.path)
     if record is None:
         branch = Branch(task.path, run.journal, is_step=True)
-        await _complete(run, task, branch, run.clock.now_ms(), 0, raw(None, ""), "skipped")
+        await complete(run, task, branch, run.clock.now_ms(), 0, raw(None, ""), "skipped")
 
 
 def json_copy(value: Any) -> Any:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import decode
 from holdfast.errors import StepFailed
+from holdfast.layers.workflows.away import AsTask, OnQueue
 from holdfast.layers.workflows.branches import BRANCH, Branch, Call, Within, call
 from holdfast.layers.workflows.branching import Work, branch_out
 from holdfast.layers.workflows.definitions import Definition, Step, positional
 from holdfast.layers.workflows.entries import StepRecord, raw
-from holdfast.layers.workflows.performing import Task, perform, skip
+from holdfast.layers.workflows.performing import Elsewhere, Task, perform, skip
 
 if TYPE_CHECKING:
     from holdfast.layers.workflows.running import Run
@@ -52,7 +53,15 @@ async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str
         if not await _wanted(run, step, given):
             await skip(run, Task(made.branch, made.path, made.position, function, ()))
             return None
-        options: dict[str, Any] = {"retry": step.retry, "timeout_ms": step.timeout_ms, "on_error": step.on_error}
+        elsewhere: Elsewhere | None = AsTask() if step.task else None
+        if step.queue is not None:
+            elsewhere = OnQueue(step.queue, step=step.name)
+        options: dict[str, Any] = {
+            "retry": step.retry,
+            "timeout_ms": step.timeout_ms,
+            "on_error": step.on_error,
+            "elsewhere": elsewhere,
+        }
         if step.each is None:
             task = Task(
                 made.branch, made.path, made.position, function, given[: step.takes], with_ctx="first", **options
@@ -78,6 +87,7 @@ async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str
             step.min_success_rate,
             given[: max(0, step.takes - 1)],
             "first",
+            elsewhere,
         )
 
 

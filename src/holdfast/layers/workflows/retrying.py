@@ -1,42 +1,50 @@
 """Trying again what failed: an execution that ended without a result goes on from a step.
 
 The records from that step on are removed, and its state becomes what the steps before it had made: the log is folded without those
-that are taken back, and says so itself. All of it is one commit, so it is refused where it would not fit into one.
+that are taken back, and says so itself. Mostly that is one commit. What does not fit into one takes several: the first says in the
+log what is taken back, and holds the execution, paused, so that nobody runs it; the last lets it go. Each needs it to stand as the first
+left it. Whoever dies in between leaves it paused: `resume()`, or `retry()` again, goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
-from holdfast.codec import decode, encode
+from holdfast.codec import encode
 from holdfast.engine import (
     OPERATIONS_MAX,
-    SCAN_MAX,
     AtLeast,
     Condition,
     Delete,
-    Entry,
     Increment,
     Operation,
     Push,
     Put,
     VersionIs,
 )
-from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.errors import Conflict
+from holdfast.keys import unescape
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
+    CANCEL,
+    CHILD,
     COMPLETED,
+    PAUSE,
+    PAUSED,
     PENDING,
+    RESUME,
+    STEP,
     Execution,
     LogEvent,
-    StepRecord,
-    data_prefix,
+    Wait,
     ended_key,
     execution_key,
     execution_of,
     live_key,
     log_prefix,
+    mail_prefixes,
     meta_key,
     meta_of,
     steps_prefix,
@@ -44,50 +52,52 @@ from holdfast.layers.workflows.entries import (
     tally_key,
 )
 from holdfast.layers.workflows.limits import slots_key, taking
-from holdfast.layers.workflows.state import SET, View
+from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
+from holdfast.layers.workflows.rewinding import RETRIED, Cut, Fold, cut_before, failed_cut, with_children, writing
+from holdfast.layers.workflows.state import Cell
+
+AT_ONCE_MAX: Final = OPERATIONS_MAX - 16
+"""Operations that take steps back in one commit; the rest is for the execution itself."""
+BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: str, from_step: str | None) -> None:
     """Let it go on from a step, or from what failed. Conflict if it has not ended, or has a result and no step is named."""
-    entry, described = await scope.engine.get(scope.space, [execution_key(id), meta_key(id)])
-    if entry is None or described is None:
-        raise NotFound(f"there is no execution {id!r}; it was never started, or its record has expired")
-    execution, meta = execution_of(entry), meta_of(described)
+    entry, execution, meta = await standing_of(scope, id)
+    if is_rewinding(execution):
+        await finish_rewinding(scope, queue_of, id)
+        return
     if not execution.ended or (execution.status == COMPLETED and from_step is None):
         raise Conflict(
             f"execution {id!r} is {execution.status}; only what has failed can be tried again", key=entry.key
         )
-    records = {
-        each.key[len(steps_prefix(id)) :]: decode(each.value, StepRecord)
-        for each in await _all(scope, steps_prefix(id))
-    }
-    dropped = _taken_back(records, from_step)
-    events = await _all(scope, log_prefix(id))
+    records = await records_of(scope, id)
+    events = [event for _, event in await log_of(scope, id)]
+    steps = meta.config.get("steps", [])
+    cut = failed_cut(records, events, steps) if from_step is None else cut_before(records, events, steps, from_step)
+    cut = with_children(cut, records)
+    again = await _again(scope, id, events, cut)
     now = scope.clock.now_ms()
-    again = Execution(id, meta.name, PENDING, now, execution.started_at)
-    putting, conditions = split(queue_of(meta.name).putting({"execution": id}, priority=meta.priority))
+    waits = () if len(again) <= AT_ONCE_MAX else (Wait("rewind", path=from_step or ""),)
+    to = Execution(id, meta.name, PAUSED if waits else PENDING, now, execution.started_at, waits=waits)
     operations: list[Operation] = [
-        Put(execution_key(id), encode(again), tag=tag_of(PENDING)),
+        Put(execution_key(id), encode(to), tag=tag_of(to.status)),
         Put(live_key(meta.name, id), b"null"),
         Delete(ended_key(meta.name, execution.ended_at or 0, id)),
         Increment(tally_key(meta.name, execution.status), -1),
-        Increment(tally_key(meta.name, PENDING), 1),
-        *putting,
-        *(Delete(steps_prefix(id) + path) for path in dropped),
-        Push(log_prefix(id), encode(LogEvent(now, "retried", by=scope.actor, writes=dict.fromkeys(dropped)))),
+        Increment(tally_key(meta.name, to.status), 1),
+        Push(log_prefix(id), encode(_told(now, scope.actor, cut))),
     ]
-    needed: list[Condition] = [VersionIs(entry.key, entry.version), *conditions]
+    needed: list[Condition] = [VersionIs(entry.key, entry.version)]
     limit = meta.config.get("concurrency")
     if isinstance(limit, int):
         slot, free = taking(meta, limit)
         operations += slot
         needed += free
-    operations += await _state_before(scope, id, events, dropped)
-    if len(operations) > OPERATIONS_MAX:
-        raise InvalidInput(
-            f"to go on from there, {len(dropped):,} steps of execution {id!r} would have to be taken back at once, with their "
-            f"state; a commit has {OPERATIONS_MAX} operations. Name a later step, or start it anew"
-        )
+    if not waits:
+        putting, conditions = split(queue_of(meta.name).putting({"execution": id}, priority=meta.priority))
+        operations += [*again, *putting]
+        needed += conditions
     try:
         await scope.commit(tuple(operations), tuple(needed))
     except Conflict as conflict:
@@ -96,70 +106,82 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
                 f"as many executions of {meta.name!r} as may run are running; try again later", key=conflict.key
             ) from conflict
         raise
+    if waits:
+        await finish_rewinding(scope, queue_of, id)
 
 
-def _taken_back(records: dict[str, StepRecord], from_step: str | None) -> list[str]:
-    """The paths that are done again, with all that is below them."""
-    if from_step is None:
-        roots = {path for path, record in records.items() if record.status in ("failed", "retrying")}
-        return sorted(path for path in records if any(path == root or path.startswith(f"{root}/") for root in roots))
-    path = from_step if "#" in from_step else f"{from_step}#0"
-    if not any(each == path or each.startswith(f"{path}/") for each in records):
-        known = ", ".join(sorted({each.partition("/")[0] for each in records if not each.startswith("~")})[:20])
-        raise InvalidInput(f"there is no step {from_step!r} to go on from; recorded are {known}")
-    position = records[path].position if path in records else None
-    return sorted(
-        each
-        for each, record in records.items()
-        if each == path
-        or each.startswith((f"{path}/", "~when:"))
-        or each == "~body"
-        or (position is not None and "/" not in each and record.position > position)
-        or (position is not None and "/" in each and _root_after(records, each, position))
-    )
+def is_rewinding(execution: Execution) -> bool:
+    """Whether it is being taken back to a step, in several commits."""
+    return execution.status == PAUSED and any(wait.kind == "rewind" for wait in execution.waits)
 
 
-def _root_after(records: dict[str, StepRecord], path: str, position: int) -> bool:
-    root = records.get(path.partition("/")[0])
-    return root is not None and root.position > position
+async def finish_rewinding(scope: Scope, queue_of: Callable[[str], Queue], id: str) -> None:
+    """Take back what the log says is to be taken back, as far as that was not done, and let it run."""
+    entry, described = await scope.engine.get(scope.space, [execution_key(id), meta_key(id)])
+    if entry is None or described is None or not is_rewinding(execution_of(entry)):
+        return  # somebody else has
+    execution, meta = execution_of(entry), meta_of(described)
+    stands = VersionIs(entry.key, entry.version)
+    events = [event for _, event in await log_of(scope, id)]
+    last = max(number for number, event in enumerate(events) if event.event == RETRIED)
+    cut = Cut(frozenset(events[last].writes), events[last].body_writes)
+    group: list[Operation] = []
+    size = 0
+    for op in await _again(scope, id, events[:last], cut):
+        size += len(op.value) if isinstance(op, Put | Push) else 0
+        if group and (len(group) == AT_ONCE_MAX or size > BYTES_MAX):
+            await scope.commit(tuple(group), (stands,))
+            group, size = [], 0
+        group.append(op)
+    to = Execution(id, meta.name, PENDING, scope.clock.now_ms(), execution.started_at)
+    putting, conditions = split(queue_of(meta.name).putting({"execution": id}, priority=meta.priority))
+    group += [
+        Put(entry.key, encode(to), tag=tag_of(PENDING)),
+        Increment(tally_key(meta.name, PAUSED), -1),
+        Increment(tally_key(meta.name, PENDING), 1),
+        *putting,
+    ]
+    await scope.commit(tuple(group), (stands, *conditions))
 
 
-async def _state_before(scope: Scope, id: str, events: list[Entry], dropped: list[str]) -> list[Operation]:
+async def _again(scope: Scope, id: str, events: list[LogEvent], cut: Cut) -> list[Operation]:
+    """What takes these steps back: their records, their state, and what was asked of the worker before. Doing it twice does no harm.
+
+    `events` are those before it was decided to take them back.
+    """
+    return [
+        *[Delete(key) async for key in _obsolete(scope, id, cut)],
+        *(Delete(steps_prefix(id) + path) for path in sorted(cut.dropped)),
+        *_state_before(id, events, cut),
+    ]
+
+
+async def _obsolete(scope: Scope, id: str, cut: Cut) -> AsyncIterator[str]:
+    """What its worker was to do when it lived, which it would do again, and how what is taken back ended elsewhere."""
+    prefix, _ = mail_prefixes(id)
+    async for entry in every(scope, prefix):
+        name = unescape(entry.key[len(prefix) :].partition("/")[0])
+        if name in (CANCEL, PAUSE, RESUME) or name.removeprefix(CHILD).removeprefix(STEP) in cut.dropped:
+            yield entry.key
+
+
+def _told(now: int, by: str, cut: Cut) -> LogEvent:
+    """What the log says of it, so that whoever reads it later takes back the same."""
+    return LogEvent(now, RETRIED, by=by, writes=dict.fromkeys(sorted(cut.dropped)), body_writes=cut.kept)
+
+
+def _state_before(id: str, events: list[LogEvent], cut: Cut) -> list[Operation]:
     """What makes the state that of the steps that remain."""
-    gone = set(dropped)
-    told = [decode(event.value, LogEvent) for event in events]
-    if not any(event.writes and event.path in gone for event in told):
-        return []
-    view, before = View(), View()
-    for event in told:
-        if event.event == "retried":
-            continue
-        for whose, writes in ((event.path, event.writes), ("", event.body_writes)):
-            number = before.next()
-            for key, write in writes.items():
-                before.apply(key, write, number)
-                if not (whose and whose in gone):
-                    view.apply(key, write, number)
-    operations: list[Operation] = []
-    for key in before.cells:
-        cell, was = view.cell(key), before.cell(key)
-        if cell is None:
-            if was is not None:
-                operations.append(Delete(data_prefix(id) + key))
-            continue
-        if was is not None and cell.kind == was.kind and cell.read() == was.read():
-            continue
-        if cell.kind == SET:
-            operations.append(Put(data_prefix(id) + key, encode(cell.read())))
-        else:
-            operations += View().operations(id, {key: [cell.kind, cell.read()]})
-    return operations
+    fold = Fold()
+    for event in events:
+        fold.add(event)
+    was = fold.view
+    fold.cut(cut)
+    changed = [key for key in was.cells if not _same(was.cell(key), fold.view.cell(key))]
+    return writing(id, fold.view, changed)
 
 
-async def _all(scope: Scope, prefix: str) -> list[Entry]:
-    found: list[Entry] = []
-    while True:
-        page = await scope.engine.scan(scope.space, prefix, after=found[-1].key if found else None, limit=SCAN_MAX)
-        found += page.entries
-        if not page.more:
-            return found
+def _same(one: Cell | None, other: Cell | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.kind == other.kind and one.read() == other.read()

@@ -38,6 +38,7 @@ from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
+from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
 from holdfast.layers.workflows.children import cancel_children, outcome_of, telling
 from holdfast.layers.workflows.context import Context
@@ -63,7 +64,7 @@ from holdfast.layers.workflows.entries import (
 )
 from holdfast.layers.workflows.journal import Abandoned, Journal, Parts
 from holdfast.layers.workflows.limits import leaving
-from holdfast.layers.workflows.mail import Letter, Mail
+from holdfast.layers.workflows.mail import Letter, Mail, calling_off
 from holdfast.layers.workflows.performing import flush
 from holdfast.layers.workflows.plan import run_steps
 from holdfast.layers.workflows.standing import Standing
@@ -81,6 +82,8 @@ WAITS_SHOWN_MAX: Final = 100
 TRIES_MAX: Final = 1_000
 """How often an end is tried again because a parent or a line changed in the same moment."""
 
+ENDED_WORDS: Final = {CANCELLED: "been cancelled"}
+
 log = logging.getLogger("holdfast.workflows")
 
 
@@ -93,6 +96,7 @@ class Host(Protocol):
     def queue_of(self, name: str) -> Queue: ...
     def defined(self, name: str) -> Definition: ...
     def blobs(self) -> Blobs: ...
+    def task(self, tid: str) -> TaskHandle: ...
     async def control(self, id: str, what: str) -> None: ...
 
 
@@ -108,6 +112,7 @@ class Run:
         self.queue_of: Callable[[str], Queue] = host.queue_of
         self.defined: Callable[[str], Definition] = host.defined
         self.control = host.control
+        self.task = host.task
         self.definition = definition
         self.message = message
         self.meta = meta
@@ -445,6 +450,8 @@ class Run:
                 await self.mail.read()
             else:
                 self.message.committed()
+                if not resumed:
+                    log.info("execution %s of %s is paused", self.meta.id, self.meta.name)
                 return
 
     async def _close(self, parts: Callable[[], Parts]) -> None:
@@ -505,12 +512,14 @@ class Run:
             to = Execution(
                 was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
             )
-            telling_parts = await telling(self, self.meta, outcome_of(to))
+            telling_parts = await telling(self.scope, self.queue_of, self.meta, outcome_of(to))
             slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
             try:
-                await self._close(lambda: self.standing.ended(self.journal, to, kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
+                others = telling_parts, slot_parts, calling_off(self.meta.id, self.journal.records.values())
+                await self._close(lambda: self.standing.ended(self.journal, to, kept, *others))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
             self.message.committed()
+            log.info("execution %s of %s has %s", was.id, was.name, ENDED_WORDS.get(status, status))
             return
         raise Abandoned

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.codec import encode
-from holdfast.engine import Absent, Condition, Increment, Operation, Put
-from holdfast.errors import InvalidInput
+from holdfast.engine import Absent, Condition, Increment, Operation, Put, Receipt
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.keys import check_name
 from holdfast.layers.queue_entries import priority_element
 from holdfast.layers.queues import Queue, split
-from holdfast.layers.workflows.definitions import Definition
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.definitions import Definition, check_label
 from holdfast.layers.workflows.entries import (
     PENDING,
+    TALLIES,
     Execution,
     Meta,
     Wait,
@@ -19,11 +22,13 @@ from holdfast.layers.workflows.entries import (
     execution_key,
     live_key,
     meta_key,
+    meta_of,
     raw,
     tag_of,
     tally_key,
 )
 from holdfast.layers.workflows.journal import Parts
+from holdfast.layers.workflows.known import Known
 from holdfast.layers.workflows.limits import lining_up, taking
 
 
@@ -57,8 +62,63 @@ def meta_for(
     )
 
 
-def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = False) -> Parts:
-    """Make it, and let it run: at once, or when it is its turn. Refused (`meta`) when there is one of this id."""
+def meta_by_name(
+    name: str, known: Known | None, input: Any, id: str, now: int, *, priority: int = 0, key: str | None = None
+) -> Meta:
+    """The same where the code is not at hand: by what its workers said of it, if there were any."""
+    priority_element(priority)
+    check_label(name, "workflow's name")
+    limited = known is not None and known.concurrency is not None
+    if known is not None and known.keyed and key is None:
+        raise InvalidInput(
+            f"workflow {name!r} is limited by a key that its code makes of the input; name the key, or start it where the code is"
+        )
+    if key is not None and (known is None or not known.keyed):
+        raise InvalidInput(f"workflow {name!r} is not known to have a key")
+    return Meta(
+        check_execution(id),
+        name,
+        "" if known is None else known.version,
+        now,
+        raw(input, f"the input of execution {id!r}"),
+        {} if known is None else known.config,
+        priority,
+        (check_name(key, "workflow's key") if key else "-") if limited else None,
+    )
+
+
+async def start_execution(
+    scope: Scope,
+    queue: Queue,
+    meta: Meta,
+    limit: int | None,
+    also: Parts | None = None,
+    *,
+    begun: int | None = None,
+) -> Receipt | None:
+    """Commit it, with whatever else is to be done in the same moment. None when there is one of this id: nothing was changed."""
+    in_line = False
+    more, needed = also or ([], [])
+    while True:
+        operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
+        try:
+            return await scope.commit((*operations, *more), (*conditions, *needed))
+        except Conflict as conflict:
+            if conflict.key == meta_key(meta.id) and conflict.actual is not None:
+                before = meta_of(conflict.actual)
+                if before.name != meta.name:
+                    raise InvalidInput(f"execution {meta.id!r} is one of workflow {before.name!r}") from conflict
+                return None
+            if conflict.key is None or not conflict.key.startswith(TALLIES.prefix("slots")):
+                raise
+            in_line = not in_line  # all slots are taken, or one has come free
+
+
+def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = False, begun: int | None = None) -> Parts:
+    """Make it, and let it run: at once, or when it is its turn. Refused (`meta`) when there is one of this id.
+
+    One that was `begun` already has a journal.
+    """
     waits: tuple[Wait, ...] = ()
     rests = ""
     conditions: list[Condition] = [Absent(meta_key(meta.id))]
@@ -70,7 +130,7 @@ def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = Fal
         placing, needed = taking(meta, limit) if limit is not None else ([], [])
         put, absent = split(queue.putting({"execution": meta.id}, priority=meta.priority))
         placing, needed = [*placing, *put], [*needed, *absent]
-    execution = Execution(meta.id, meta.name, PENDING, meta.created_at, waits=waits, rests=rests)
+    execution = Execution(meta.id, meta.name, PENDING, meta.created_at, begun, waits=waits, rests=rests)
     operations += [
         Put(execution_key(meta.id), encode(execution), tag=tag_of(PENDING)),
         Put(live_key(meta.name, meta.id), b"null"),

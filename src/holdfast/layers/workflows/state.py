@@ -230,12 +230,12 @@ class State:
     # --- reading ---
 
     def __getitem__(self, key: str) -> Any:
-        return self._buffer.value(_key(key))
+        return self._buffer.value(check_key(key))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default; a copy, which may be changed without changing the state."""
         try:
-            return self._buffer.value(_key(key))
+            return self._buffer.value(check_key(key))
         except KeyError:
             return default
 
@@ -249,7 +249,7 @@ class State:
 
     def __contains__(self, key: object) -> bool:
         try:
-            self._buffer.value(_key(key))
+            self._buffer.value(check_key(key))
         except KeyError:
             return False
         return True
@@ -275,7 +275,7 @@ class State:
     # --- writing: buffered, and committed with the step ---
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._written(_key(key), [SET, decode(encode(value))])
+        self._written(check_key(key), [SET, decode(encode(value))])
 
     def set(self, key: str, value: Any) -> None:
         """The same as `state[key] = value`."""
@@ -287,7 +287,7 @@ class State:
             self[key] = value
 
     def __delitem__(self, key: str) -> None:
-        self._buffer.value(_key(key))
+        self._buffer.value(check_key(key))
         self._written(key, [DELETE, None])
 
     async def increment(self, key: str, delta: int = 1) -> int:
@@ -313,7 +313,7 @@ class State:
         await self._flush()
 
     def _gather(self, key: str, kind: str, values: tuple[Any, ...]) -> None:
-        cell = self._buffer.view.cell(_key(key))
+        cell = self._buffer.view.cell(check_key(key))
         write = self._buffer.writes.get(key)
         given: list[Any] = decode(encode(list(values)))
         if (cell is not None and cell.kind not in (kind, SET)) or (
@@ -343,7 +343,8 @@ class State:
             self._buffer.read = known
 
 
-def _key(key: object) -> str:
+def check_key(key: object) -> str:
+    """The name of something in a state."""
     if not isinstance(key, str):
         raise InvalidInput(f"a key of the state is text, not {type(key).__name__}")
     check_name(key, "key of the state")

@@ -12,15 +12,16 @@ how the execution stands:
     running, ended, not there                  the message is not needed: drop it
 
 One watch of the feed tells a worker what was sent to those it runs. A clean stop gives every message back at once; a worker that dies loses
-its lease, 10 s by default, and whoever comes next goes on. An execution in whose hands DEATHS_MAX workers died in a row is failed.
+its lease, 10 s by default, and whoever comes next goes on. Schedules of its workflows are its business too (`firing.py`). An execution in whose hands DEATHS_MAX workers died in a row is failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from holdfast.engine import cursor_at
@@ -28,8 +29,10 @@ from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost,
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.messages import Message
+from holdfast.layers.queue_entries import check_queue
 from holdfast.layers.queues import Options, Queue
 from holdfast.layers.scope import Scope
+from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.definitions import Definition, is_older, registry
 from holdfast.layers.workflows.entries import (
     CANCEL,
@@ -45,11 +48,15 @@ from holdfast.layers.workflows.entries import (
     meta_of,
     queue_name,
 )
+from holdfast.layers.workflows.firing import Firing
 from holdfast.layers.workflows.journal import Parts
+from holdfast.layers.workflows.known import make_known
 from holdfast.layers.workflows.limits import LINE
+from holdfast.layers.workflows.outside import Outside
 from holdfast.layers.workflows.running import Run
-from holdfast.layers.workflows.sending import send
+from holdfast.layers.workflows.service import Service
 from holdfast.layers.workflows.standing import taken_over
+from holdfast.layers.workflows.task_ends import Ends
 
 LEASE_MS: Final = 10_000
 CONCURRENCY: Final = 50
@@ -76,7 +83,11 @@ class Worker:
         concurrency: int,
         lease_ms: int,
         blobs: Callable[[], Blobs],
+        queues: Sequence[str] = (),
+        steps_only: bool = False,
     ) -> None:
+        if steps_only and not queues:
+            raise InvalidInput("a worker for steps only serves queues: queues=[…]")
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
             raise InvalidInput(f"concurrency is between 1 and {CONCURRENCY_MAX:,}, not {concurrency!r}")
         self.scope = scope
@@ -85,6 +96,12 @@ class Worker:
         self.threads: Executor | None = None
         self.blobs = blobs
         self._coordination = coordination
+        self._served = [check_queue(name) for name in dict.fromkeys(queues)]
+        self._executes = [] if steps_only else list(self.workflows)
+        self._service = Service(self)
+        self._ends = Ends(scope, self.queue_of)
+        self._guards: dict[str, asyncio.Task[None]] = {}
+        """By lease: who waits for its loss."""
         self._options = Options(lease_ms, "release", "release", "release")
         self._queues: dict[str, Queue] = {}
         self._runs: dict[str, Run] = {}
@@ -116,13 +133,25 @@ class Worker:
             task, self._task = self._task, None
             await task
 
+    async def finished(self) -> None:
+        """Return when one that was begun with `async with` has ended; what ended it is raised."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
     async def run(self) -> None:
         """Run whatever comes, until it is stopped or cancelled."""
         self._stopping.clear()
         self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
         loop = asyncio.get_running_loop()
-        loops = [loop.create_task(self._follow(await self._now()))]
-        loops += [loop.create_task(self._consume(name)) for name in self.workflows]
+        await self._announce()
+        loops = [loop.create_task(self._follow(await self._now())), loop.create_task(self._ends.follow())]
+        if self._executes:
+            loops.append(loop.create_task(Firing(self).run()))
+        for name in self._executes:
+            work = partial(self._work, self.workflows[name])
+            loops.append(loop.create_task(self._consume(self.queue_of(name), work)))
+        for name in self._served:
+            loops.append(loop.create_task(self._consume(self._queue(name), self._service.work)))
         stopped = loop.create_task(self._stopping.wait())
         self._ready.set()
         try:
@@ -135,14 +164,24 @@ class Worker:
             await asyncio.wait([*loops, stopped])
             await self._wind_up()
 
+    async def _announce(self) -> None:
+        """Say what is served, for those who start workflows by name."""
+        try:
+            await make_known(self.scope, [self.workflows[name] for name in self._executes])
+        except Error as exc:
+            log.info("that %s are served is not said: %s", ", ".join(self.workflows), exc)
+
     async def _wind_up(self) -> None:
         for run in self._runs.values():
             run.stop()
+        self._service.stop()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for name in self.workflows:
+        for guard in self._guards.values():
+            guard.cancel()
+        for queue in (*map(self.queue_of, self._executes), *map(self._queue, self._served)):
             try:
-                await self.queue_of(name).give_back()
+                await queue.give_back()
             except Error as exc:
                 log.info("what was taken ahead comes back when the lease ends: %s", exc)
         if self.threads is not None:
@@ -150,16 +189,22 @@ class Worker:
 
     def abandon(self) -> None:
         """End as a process does that is killed: nothing is given back, nothing is said. For tests of what comes after."""
-        for task in (*self._tasks, self._task):
+        for task in (*self._tasks, *self._guards.values(), self._task):
             if task is not None:
                 task.cancel()
 
     # --- for its runs ---
 
     def queue_of(self, name: str) -> Queue:
+        return self._queue(queue_name(name))
+
+    def _queue(self, name: str) -> Queue:
         if name not in self._queues:
-            self._queues[name] = Queue(self.scope, self._coordination, queue_name(name), self._options)
+            self._queues[name] = Queue(self.scope, self._coordination, name, self._options)
         return self._queues[name]
+
+    def task(self, tid: str) -> TaskHandle:
+        return TaskHandle(self.scope, self._coordination, self.blobs, tid)
 
     def defined(self, name: str) -> Definition:
         if name not in self.workflows:
@@ -169,20 +214,20 @@ class Worker:
     async def control(self, id: str, what: str) -> None:
         """Ask for something of an execution; one that has ended needs nothing."""
         try:
-            await send(self.scope, self.queue_of, id, what, b"null")
+            await Outside(self.scope, self.queue_of, self.task).control(id, what)
         except (NotFound, Conflict):
             return
 
     # --- what comes ---
 
-    async def _consume(self, name: str) -> None:
-        queue, clock = self.queue_of(name), self.scope.clock
+    async def _consume(self, queue: Queue, work: Callable[[Message], Coroutine[Any, Any, None]]) -> None:
+        clock = self.scope.clock
         while True:
             queue.take_ahead(min(self._free - 1, AHEAD_MAX) if self._free > 1 else 0)
             try:
                 message = await queue.take(wait=None)
             except Error as exc:
-                log.warning("executions of %s cannot be taken, and are tried again: %s", name, exc)
+                log.warning("messages of %s cannot be taken, and are tried again: %s", queue.name, exc)
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
                 continue
             try:
@@ -191,9 +236,27 @@ class Worker:
                 await message.release()
                 raise
             self._free -= 1
-            task = asyncio.get_running_loop().create_task(self._work(self.workflows[name], message))
+            self._guard(message)
+            task = asyncio.get_running_loop().create_task(work(message))
             self._tasks.add(task)
             task.add_done_callback(self._done)
+
+    def _guard(self, message: Message) -> None:
+        """Be told when the lease is lost under which this, and others, were taken."""
+        _, queue, lease, _ = message.key.split("/", 3)
+        if f"{queue}/{lease}" not in self._guards:
+            guarding = asyncio.get_running_loop().create_task(self._until_lost(message))
+            self._guards[f"{queue}/{lease}"] = guarding
+
+    async def _until_lost(self, message: Message) -> None:
+        """What runs under a lost lease can write nothing any more: it is cancelled, so that it does not go on for nothing."""
+        await message.until_lost()
+        for run in list(self._runs.values()):
+            if run.message.lost:
+                run.lose()
+        self._service.lose()
+        _, queue, lease, _ = message.key.split("/", 3)
+        self._guards.pop(f"{queue}/{lease}", None)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -265,7 +328,8 @@ class Worker:
             before.lose()
             return True
         if not _is_aside(execution, message):
-            return False
+            # It ended, was seen to have ended, and was tried again, all before its run here was over.
+            return execution.status == PENDING and execution.started_at is not None
         [left] = await self.scope.engine.get(self.scope.space, [execution.rests or inbox_key(execution.id)])
         return left is not None or not execution.rests  # it was put aside, and the run is about to see that
 
@@ -295,9 +359,12 @@ class Worker:
                 async for commit in scope.engine.watch(scope.space, INBOX, cursor=cursor):
                     cursor = commit.cursor
                     for change in commit.changes:
-                        run = self._runs.get(change.key[len(INBOX) :])
+                        id = change.key[len(INBOX) :]
+                        run = self._runs.get(id)
                         if run is not None:
                             run.mailed()
+                        if self._service.doing(id):
+                            await self._service.mailed(id)
             except Error as exc:
                 log.debug("the feed of %s is followed anew: %s", scope.space, exc)
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
@@ -308,6 +375,14 @@ class Worker:
                         continue
                 for run in self._runs.values():
                     run.mailed()
+                await self._look_at_steps()
+
+    async def _look_at_steps(self) -> None:
+        for id in self._service.ids():
+            try:
+                await self._service.mailed(id)
+            except Error as exc:
+                log.debug("whether the steps of %s are still wanted is seen when they are done: %s", id, exc)
 
     def __repr__(self) -> str:
         return f"<Worker for {', '.join(self.workflows)} in {self.scope.space!r}>"

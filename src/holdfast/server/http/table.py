@@ -17,6 +17,7 @@ from holdfast.server.http import (
     spaces,
     tasks,
     transactions,
+    workflows,
 )
 from holdfast.server.http.endpoint import Endpoint
 
@@ -32,5 +33,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *correlations.ENDPOINTS,
     *queues.ENDPOINTS,
     *tasks.ENDPOINTS,
+    *workflows.ENDPOINTS,
     *feed.ENDPOINTS,
 )

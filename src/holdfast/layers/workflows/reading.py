@@ -1,0 +1,62 @@
+"""Reading what is kept of an execution: all of it, page by page, and its log with who wrote each line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from holdfast.codec import decode
+from holdfast.engine import SCAN_MAX, Entry
+from holdfast.errors import NotFound
+from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.entries import (
+    Execution,
+    LogEvent,
+    Meta,
+    StepRecord,
+    execution_key,
+    execution_of,
+    log_prefix,
+    meta_key,
+    meta_of,
+    steps_prefix,
+)
+
+
+async def every(scope: Scope, prefix: str) -> AsyncIterator[Entry]:
+    """All entries under a prefix, in order."""
+    after: str | None = None
+    while True:
+        page = await scope.engine.scan(scope.space, prefix, after=after, limit=SCAN_MAX)
+        for entry in page.entries:
+            yield entry
+        if not page.more:
+            return
+        after = page.entries[-1].key
+
+
+async def standing_of(scope: Scope, id: str) -> tuple[Entry, Execution, Meta]:
+    """How an execution stands, and what it is; NotFound when there is none."""
+    entry, described = await scope.engine.get(scope.space, [execution_key(id), meta_key(id)])
+    if entry is None or described is None:
+        raise NotFound(f"there is no execution {id!r}; it was never started, or its record has expired")
+    return entry, execution_of(entry), meta_of(described)
+
+
+async def records_of(scope: Scope, id: str) -> dict[str, StepRecord]:
+    """What is recorded of its steps, by path."""
+    prefix = steps_prefix(id)
+    return {entry.key[len(prefix) :]: decode(entry.value, StepRecord) async for entry in every(scope, prefix)}
+
+
+async def log_of(scope: Scope, id: str) -> list[tuple[str, LogEvent]]:
+    """What happened to it, in order, each with the digits of its key."""
+    prefix = log_prefix(id)
+    return [(entry.key[len(prefix) :], event_in(entry)) async for entry in every(scope, prefix)]
+
+
+def event_in(entry: Entry) -> LogEvent:
+    """A line of the log; who wrote it, its entry says."""
+    event = decode(entry.value, LogEvent)
+    return event if event.by else msgspec.structs.replace(event, by=entry.owner)

@@ -1,0 +1,228 @@
+"""Going back to before a step: what is taken back, and the state that remains.
+
+Taking back a step takes back everything that was called after it in its branch, and everything below those. What code between steps
+wrote to the state counts by its place: `Cut.kept` says of each branch how many of its writes were made before the cut. What
+comes after is made again, by the same code, and so must be neither in the state nor remembered as committed.
+
+A map and a gather have no record of their own. Their place is where a number is missing among the calls of the trunk: the first one
+after the calls that were done before anything below them was. Of a class, the definition tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from holdfast.codec import encode
+from holdfast.engine import Delete, Operation, Put
+from holdfast.errors import InvalidInput
+from holdfast.layers.workflows.entries import LogEvent, StepRecord, data_prefix
+from holdfast.layers.workflows.state import SET, View
+
+RETRIED: Final = "retried"
+FORKED: Final = "forked"
+SHOWN_MAX: Final = 20
+"""Names of steps that an error lists."""
+
+Records = dict[str, StepRecord]
+
+
+class Cut(NamedTuple):
+    """Where an execution is cut off."""
+
+    dropped: frozenset[str]
+    """The paths that are done again."""
+    kept: dict[str, int]
+    """By branch: how many writes of its own code remain. Branches that are not named remain whole."""
+
+    def takes(self, event: LogEvent) -> bool:
+        """Whether what a step wrote is taken back."""
+        return event.path in self.dropped
+
+    def takes_body(self, event: LogEvent) -> bool:
+        """Whether what the code around it wrote is."""
+        return bool(event.body_writes) and self.takes_writes(event.branch, event.path, event.body)
+
+    def takes_writes(self, branch: str, path: str, upto: int) -> bool:
+        """Whether those of a branch that were committed with this path, up to this number, are."""
+        return path in self.dropped or upto > self.kept.get(branch, upto)
+
+
+def root_of(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def path_of(step: str) -> str:
+    """A step as people name it: `fetch` is the first call of that name."""
+    return step if "#" in step else f"{step}#0"
+
+
+def with_children(cut: Cut, records: Records) -> Cut:
+    """And before what is done elsewhere and still waited for: it was cancelled, or is another's, and tells nobody."""
+    waiting = {
+        path
+        for path, record in records.items()
+        if record.status == "waiting" and (record.kind == "child" or record.away is not None)
+    }
+    return Cut(cut.dropped | waiting, cut.kept)
+
+
+def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str]) -> Cut:
+    """Before all that failed."""
+    roots = {path for path, record in records.items() if record.status in ("failed", "retrying")}
+    dropped = {path for path in records if any(path == root or path.startswith(f"{root}/") for root in roots)}
+    return _cut(records, dropped, places(records, events, steps))
+
+
+def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:
+    """Before a step of the trunk, or one below; InvalidInput when nothing is recorded of it."""
+    path = path_of(step)
+    if not any(each == path or each.startswith(f"{path}/") for each in records):
+        known = sorted({root_of(each) for each in records if each[0] != "~"})[:SHOWN_MAX]
+        raise InvalidInput(
+            f"there is no step {step!r} to go on from; recorded are {', '.join(known) or 'none'}. "
+            "A step is named as it was called, the second call of that name as name#1"
+        )
+    placed = places(records, events, steps)
+    branch, position = path.rpartition("/")[0], _position(records, placed, path)
+    dropped = {each for each in records if each == path or each.startswith(f"{path}/")}
+    is_item = path in records and records[path].kind == "item"  # the others of its map do not come after it
+    for each in records if not is_item else ():
+        below = each[len(branch) + 1 :] if branch and each.startswith(f"{branch}/") else each
+        if branch and below == each:
+            continue  # it is in another branch
+        sibling = f"{branch}/{root_of(below)}" if branch else root_of(below)
+        if _position(records, placed, sibling) > position >= 0:
+            dropped.add(each)
+    if branch:  # what the trunk did after the branches came together is done again too
+        root = placed.get(root_of(path), -1)
+        dropped |= {each for each in records if placed.get(root_of(each), -1) > root >= 0}
+    dropped |= {each for each in records if each == "~result"}
+    dropped |= {each for each in records if each.startswith("~when:") and path_of(each[6:]) in dropped}
+    return _cut(records, dropped, placed)
+
+
+def places(records: Records, events: Iterable[LogEvent], steps: list[str]) -> dict[str, int]:
+    """The place of each call of the trunk, by its path."""
+    placed = {path: record.position for path, record in records.items() if "/" not in path and record.position >= 0}
+    placed |= {f"{name}#0": number for number, name in enumerate(steps)}
+    composed = {root_of(path) for path in records if "/" in path} - placed.keys()
+    if not composed:
+        return placed
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, event in enumerate(events):
+        if event.path:
+            first.setdefault(root_of(event.path), number)
+            last[root_of(event.path)] = number
+    taken = set(placed.values())
+    for root in sorted(composed, key=lambda each: first.get(each, 0)):
+        before = [placed[each] for each in placed if last.get(each, 0) < first.get(root, 0)]
+        place = max(before, default=-1) + 1
+        while place in taken:
+            place += 1
+        placed[root] = place
+        taken.add(place)
+    return placed
+
+
+def _position(records: Records, placed: dict[str, int], path: str) -> int:
+    if "/" not in path:
+        return placed.get(path, -1)
+    record = records.get(path)
+    return -1 if record is None else record.position
+
+
+def _cut(records: Records, dropped: set[str], placed: dict[str, int]) -> Cut:
+    """Of each branch of which something is dropped: its own writes up to there remain."""
+    firsts: dict[str, int] = {}
+    for path in dropped:
+        if path[0] == "~":
+            continue
+        while True:  # a branch that something is dropped of is itself a place of the one around it
+            branch = path.rpartition("/")[0]
+            position = _position(records, placed, path)
+            if position >= 0:
+                firsts[branch] = min(position, firsts.get(branch, position))
+            if not branch:
+                break
+            path = branch
+    kept = {
+        branch: max(
+            (
+                record.body
+                for path, record in records.items()
+                if path.rpartition("/")[0] == branch and 0 <= _position(records, placed, path) < first
+            ),
+            default=0,
+        )
+        for branch, first in firsts.items()
+    }
+    return Cut(frozenset(dropped), kept)
+
+
+class Fold:
+    """The state, as the log says it became; event by event."""
+
+    def __init__(self) -> None:
+        self._told: list[LogEvent] = []
+        self.view = View()
+
+    def add(self, event: LogEvent) -> list[str]:
+        """What happened next; gives the keys of the state that it changed."""
+        if event.event == RETRIED:
+            cut = Cut(frozenset(event.writes), event.body_writes)
+            before = {key: _read(self.view, key) for key in self.view.cells}
+            self.cut(cut)
+            return [key for key, value in before.items() if _read(self.view, key) != value]
+        self._told.append(event)
+        self._apply(event)
+        return [*event.writes, *event.body_writes]
+
+    def cut(self, cut: Cut) -> None:
+        """Forget what is taken back, as if it had not been."""
+        kept: list[LogEvent] = []
+        for event in self._told:
+            if event.event != FORKED and cut.takes(event):
+                continue
+            kept.append(_without_body(event) if cut.takes_body(event) else event)
+        self._told, self.view = kept, View()
+        for event in kept:
+            self._apply(event)
+
+    def _apply(self, event: LogEvent) -> None:
+        for writes in (event.body_writes, event.writes):
+            number = self.view.next()
+            for key, write in writes.items():
+                self.view.apply(key, write, number)
+
+    @property
+    def events(self) -> list[LogEvent]:
+        """Those that count."""
+        return self._told
+
+    def state(self) -> dict[str, Any]:
+        return {key: _read(self.view, key) for key in sorted(self.view.cells) if self.view.cell(key) is not None}
+
+
+def _without_body(event: LogEvent) -> LogEvent:
+    return LogEvent(event.at, event.event, event.path, event.by, event.error, event.writes, event.branch)
+
+
+def _read(view: View, key: str) -> Any:
+    cell = view.cell(key)
+    return None if cell is None else cell.read()
+
+
+def writing(id: str, view: View, keys: Iterable[str]) -> list[Operation]:
+    """What makes these keys of a state in the store what they are in the view."""
+    operations: list[Operation] = []
+    for key in keys:
+        cell = view.cell(key)
+        if cell is None:
+            operations.append(Delete(data_prefix(id) + key))
+        elif cell.kind == SET:
+            operations.append(Put(data_prefix(id) + key, encode(cell.read())))
+        else:
+            operations += View().operations(id, {key: [cell.kind, cell.read()]})
+    return operations
