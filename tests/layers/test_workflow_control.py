@@ -233,6 +233,29 @@ async def test_what_was_taken_back_before_does_not_count_when_going_back_again(b
     assert (await handle.state())["checked"] == 5
 
 
+@workflow
+async def steady(ctx: Context) -> int:
+    for name, n in (("a", 1), ("b", 10), ("c", 100)):
+        await ctx.step(name, add, n)
+    if await ctx.wait_for("go") == "fail":
+        raise ValueError("no")
+    return int(ctx.state["sum"])
+
+
+@two
+async def test_what_was_done_again_counts_once_when_going_back_to_another_step(boss: Space, hosts: Hosts) -> None:
+    await hosts.start(steady)
+    handle = await boss.workflows.start(steady)
+    for name in ("b", "c"):
+        await handle.signal("go", "fail")
+        with pytest.raises(ExecutionFailed):
+            await soon(handle.result())
+        await handle.retry(from_step=name)
+    await handle.signal("go", "fine")
+    assert await soon(handle.result()) == 111
+    assert (await handle.state())["sum"] == 111
+
+
 # --- slots ---
 
 

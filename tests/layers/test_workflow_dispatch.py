@@ -40,7 +40,7 @@ GATE: list[asyncio.Event] = []
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     DONE.clear()
-    GATE[:] = [asyncio.Event()]
+    GATE[:] = [asyncio.Event(), asyncio.Event()]
 
 
 async def render(ctx: Context, scene: int) -> int:
@@ -106,6 +106,56 @@ async def test_items_and_steps_of_a_class_are_spread_over_those_who_serve(boss: 
     assert await soon(handle.result()) == 210 + 21
     state = await handle.state()
     assert (state["rendered"], sorted(state["scenes"]), state["last"]) == (21, [1, 2, 3, 4, 5, 6], 21)
+
+
+async def adds(ctx: Context, n: int) -> int:
+    before = ctx.state.get("total", 0)
+    DONE.append(("read", n))
+    await GATE[0].wait()
+    ctx.state["total"] = before + n
+    return n
+
+
+async def holds() -> None:
+    await GATE[1].wait()
+
+
+@workflow
+async def pair(ctx: Context, awake: bool) -> int:
+    away = [ctx.step(f"add{n}", adds, n, queue="gpu") for n in (1, 2)]
+    await ctx.gather(*away, *([ctx.step("holds", holds)] if awake else []))
+    return int(ctx.state["total"])
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_of_two_steps_that_read_and_set_the_same_neither_is_lost(boss: Space, hosts: Hosts, awake: bool) -> None:
+    desk = await hosts.start(pair)
+    handle = await boss.workflows.start(pair, awake)
+    if not awake:
+
+        async def is_aside() -> bool:
+            return [wait["kind"] for wait in (await handle.status()).waits] == ["queue", "queue"]
+
+        await until(is_aside)
+        await desk.stop()
+    await hosts.start(pair, queues=["gpu"], steps_only=True)
+
+    async def both_read() -> bool:
+        return len(DONE) == 2
+
+    await until(both_read)
+    GATE[0].set()
+
+    async def both_done() -> bool:
+        steps = await handle.steps()
+        return {steps[f"add{n}#0"]["status"] for n in (1, 2)} == {"completed"}
+
+    await until(both_done)
+    assert (await handle.status()).waits == () if awake else (await handle.state())["total"] == 3
+    GATE[1].set()
+    await hosts.start(pair)
+    assert await soon(handle.result()) == 3
+    assert len(DONE) == 3  # the later one was done again
 
 
 # --- what goes wrong ---
