@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from holdfast import AccessDenied, Conflict, Context, ExecutionFailed, ManualClock, Space, Store, Unavailable, workflow
+from holdfast import (
+    AccessDenied,
+    Conflict,
+    Context,
+    ExecutionFailed,
+    ExecutionHandle,
+    ManualClock,
+    Space,
+    Store,
+    Unavailable,
+    workflow,
+)
 from holdfast.engine import AtLeast, Batch, ChangeSet, Delete, Increment, Operation, Push, Put, Receipt, Take
 from holdfast.layers.workflows.definitions import definition_of
 from holdfast.layers.workflows.starting import meta_for, starting
@@ -24,6 +35,10 @@ async def hosts(boss: Space) -> AsyncIterator[Hosts]:
     await soon(made.close())
 
 
+two = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
+"""For what no engine can make a difference to."""
+
+
 async def add(ctx: Context, n: int) -> int:
     await ctx.state.increment("sum", n)
     return n
@@ -35,7 +50,7 @@ async def waiter(ctx: Context, how: str) -> Any:
     if how == "sleep":
         await ctx.sleep("1h")
     elif how == "child":
-        return await ctx.child(waiter, "signal", id="child")
+        return await ctx.child(waiter, "signal", id="grandchild")
     elif how == "queue":
         return await ctx.step("away", add, 5, queue="gpu")
     elif how == "signal":
@@ -43,35 +58,31 @@ async def waiter(ctx: Context, how: str) -> Any:
     return "done"
 
 
-KINDS = ["pending", "sleep", "signal", "child", "queue"]
-
-
-async def left_waiting(boss: Space, hosts: Hosts, how: str, id: str = "x") -> Any:
-    """An execution that waits for this, and no worker."""
-    handle = await boss.workflows.start(waiter, how, id=id)
-    if how != "pending":
-        worker = await hosts.start(waiter)
+async def left_waiting(boss: Space, hosts: Hosts, *kinds: str) -> dict[str, ExecutionHandle]:
+    """Executions that wait for these, and no worker."""
+    handles = {how: await boss.workflows.start(waiter, how, id=how) for how in kinds}
+    worker = await hosts.start(waiter)
+    for how, handle in handles.items():
         await waits_for(handle, how)
-        if how == "child":
-            await waits_for(await boss.workflows.get("child"), "signal")
-        await soon(worker.stop())
-    return handle
+    if "child" in kinds:
+        await waits_for(await boss.workflows.get("grandchild"), "signal")
+    await soon(worker.stop())
+    return handles
 
 
-@pytest.mark.parametrize("how", KINDS)
-async def test_what_no_worker_has_is_cancelled_at_once(boss: Space, hosts: Hosts, how: str) -> None:
-    handle = await left_waiting(boss, hosts, how)
-    await handle.cancel()
-    with pytest.raises(ExecutionFailed, match="was cancelled"):
-        await handle.result(0)
-    counts = (await boss.workflows.counts())["waiter"]
-    assert (counts["pending"], counts.get("running", 0)) == (0, 0)
-    assert counts["cancelled"] == (2 if how == "child" else 1)
-    assert await boss.workflows.list() == []
-    with pytest.raises(Conflict):
+async def test_what_no_worker_has_is_cancelled_at_once(boss: Space, hosts: Hosts) -> None:
+    handles = await left_waiting(boss, hosts, "sleep", "signal", "child", "queue")
+    handles["pending"] = await boss.workflows.start(waiter, "pending", id="pending")
+    for handle in handles.values():
         await handle.cancel()
-    stats = await boss.queue("workflows.waiter").stats()
-    assert stats.delayed == 0
+        with pytest.raises(ExecutionFailed, match="was cancelled"):
+            await handle.result(0)
+        with pytest.raises(Conflict):
+            await handle.cancel()
+    counts = (await boss.workflows.counts())["waiter"]
+    assert (counts["pending"], counts["running"], counts["cancelled"]) == (0, 0, 6)
+    assert await boss.workflows.list() == []
+    assert (await boss.queue("workflows.waiter").stats()).delayed == 0
     await hosts.start(waiter, queues=["gpu"])
 
     async def is_empty() -> bool:  # what was left in the line is dropped, and runs nothing
@@ -79,34 +90,30 @@ async def test_what_no_worker_has_is_cancelled_at_once(boss: Space, hosts: Hosts
         return not any(each.message_count or each.reserved for each in left)
 
     await until(is_empty)
-    assert (await handle.status()).status == "cancelled"
-    if how != "pending":
-        await handle.retry(from_step="first")
-        if how == "sleep":
-            await waits_for(handle, "sleep")
-            assert (await handle.state())["sum"] == 1
+    assert {(await handle.status()).status for handle in handles.values()} == {"cancelled"}
+    await handles["sleep"].retry(from_step="first")
+    await waits_for(handles["sleep"], "sleep")
+    assert (await handles["sleep"].state())["sum"] == 1
 
 
-@pytest.mark.parametrize("how", ["pending", "sleep", "signal", "queue"])
-async def test_what_no_worker_has_is_paused_and_resumed_at_once(
-    boss: Space, hosts: Hosts, clock: ManualClock, how: str
-) -> None:
-    handle = await left_waiting(boss, hosts, how)
-    await handle.pause()
-    await handle.pause()
-    view = await handle.status()
-    assert (view.status, view.waits) == ("paused", ())
-    if how == "signal":
-        await handle.signal("go", "done")
+async def test_what_no_worker_has_is_paused_and_resumed_at_once(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
+    handles = await left_waiting(boss, hosts, "sleep", "signal", "queue")
+    handles["pending"] = await boss.workflows.start(waiter, "pending", id="pending")
+    for handle in handles.values():
+        await handle.pause()
+        await handle.pause()
+        view = await handle.status()
+        assert (view.status, view.waits) == ("paused", ())
+    await handles["signal"].signal("go", "done")
     await hosts.start(waiter, queues=["gpu"])
     clock.advance("2h")
     await asyncio.sleep(0.05)
-    assert (await handle.status()).status == "paused"
-    await handle.resume()
-    await handle.resume()
-    assert await soon(handle.result()) == (5 if how == "queue" else "done")
-    state = await handle.state()
-    assert state["sum"] == (6 if how == "queue" else 1)
+    assert {(await handle.status()).status for handle in handles.values()} == {"paused"}
+    for how, handle in handles.items():
+        await handle.resume()
+        await handle.resume()
+        assert await soon(handle.result()) == (5 if how == "queue" else "done")
+        assert (await handle.state())["sum"] == (6 if how == "queue" else 1)
     counts = (await boss.workflows.counts())["waiter"]
     assert (counts["pending"], counts["running"], counts["paused"]) == (0, 0, 0)
 
@@ -212,6 +219,7 @@ async def test_going_back_over_more_steps_than_a_commit_holds(boss: Space, hosts
     assert len(await handle.steps()) == 302
 
 
+@two
 async def test_what_was_taken_back_before_does_not_count_when_going_back_again(boss: Space, hosts: Hosts) -> None:
     await hosts.start(many)
     handle = await boss.workflows.start(many, 5)
@@ -225,14 +233,36 @@ async def test_what_was_taken_back_before_does_not_count_when_going_back_again(b
     assert (await handle.state())["checked"] == 5
 
 
+@workflow
+async def steady(ctx: Context) -> int:
+    for name, n in (("a", 1), ("b", 10), ("c", 100)):
+        await ctx.step(name, add, n)
+    if await ctx.wait_for("go") == "fail":
+        raise ValueError("no")
+    return int(ctx.state["sum"])
+
+
+@two
+async def test_what_was_done_again_counts_once_when_going_back_to_another_step(boss: Space, hosts: Hosts) -> None:
+    await hosts.start(steady)
+    handle = await boss.workflows.start(steady)
+    for name in ("b", "c"):
+        await handle.signal("go", "fail")
+        with pytest.raises(ExecutionFailed):
+            await soon(handle.result())
+        await handle.retry(from_step=name)
+    await handle.signal("go", "fine")
+    assert await soon(handle.result()) == 111
+    assert (await handle.state())["sum"] == 111
+
+
 # --- slots ---
 
 
+@pytest.mark.parametrize("url", ["policed"], indirect=True)
 async def test_agents_cannot_take_slots_without_an_execution_that_runs(
-    store: Store, url: str, boss: Space, space: Space, hosts: Hosts
+    store: Store, boss: Space, space: Space, hosts: Hosts
 ) -> None:
-    if url != "policed:":
-        pytest.skip("there is no policy")
     engine = store.engine
     await space.workflows.start(limited, "wait", id="first")
 

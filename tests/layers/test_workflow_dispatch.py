@@ -31,6 +31,8 @@ async def hosts(boss: Space) -> AsyncIterator[Hosts]:
     await soon(made.close())
 
 
+two = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
+"""For what no engine can make a difference to."""
 DONE: list[Any] = []
 GATE: list[asyncio.Event] = []
 
@@ -38,7 +40,7 @@ GATE: list[asyncio.Event] = []
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     DONE.clear()
-    GATE[:] = [asyncio.Event()]
+    GATE[:] = [asyncio.Event(), asyncio.Event()]
 
 
 async def render(ctx: Context, scene: int) -> int:
@@ -106,6 +108,56 @@ async def test_items_and_steps_of_a_class_are_spread_over_those_who_serve(boss: 
     assert (state["rendered"], sorted(state["scenes"]), state["last"]) == (21, [1, 2, 3, 4, 5, 6], 21)
 
 
+async def adds(ctx: Context, n: int) -> int:
+    before = ctx.state.get("total", 0)
+    DONE.append(("read", n))
+    await GATE[0].wait()
+    ctx.state["total"] = before + n
+    return n
+
+
+async def holds() -> None:
+    await GATE[1].wait()
+
+
+@workflow
+async def pair(ctx: Context, awake: bool) -> int:
+    away = [ctx.step(f"add{n}", adds, n, queue="gpu") for n in (1, 2)]
+    await ctx.gather(*away, *([ctx.step("holds", holds)] if awake else []))
+    return int(ctx.state["total"])
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_of_two_steps_that_read_and_set_the_same_neither_is_lost(boss: Space, hosts: Hosts, awake: bool) -> None:
+    desk = await hosts.start(pair)
+    handle = await boss.workflows.start(pair, awake)
+    if not awake:
+
+        async def is_aside() -> bool:
+            return [wait["kind"] for wait in (await handle.status()).waits] == ["queue", "queue"]
+
+        await until(is_aside)
+        await desk.stop()
+    await hosts.start(pair, queues=["gpu"], steps_only=True)
+
+    async def both_read() -> bool:
+        return len(DONE) == 2
+
+    await until(both_read)
+    GATE[0].set()
+
+    async def both_done() -> bool:
+        steps = await handle.steps()
+        return {steps[f"add{n}#0"]["status"] for n in (1, 2)} == {"completed"}
+
+    await until(both_done)
+    assert (await handle.status()).waits == () if awake else (await handle.state())["total"] == 3
+    GATE[1].set()
+    await hosts.start(pair)
+    assert await soon(handle.result()) == 3
+    assert len(DONE) == 3  # the later one was done again
+
+
 # --- what goes wrong ---
 
 
@@ -145,6 +197,7 @@ async def test_a_step_that_fails_on_a_queue_is_tried_again_after_its_pause_and_c
     assert (await handle.steps())["glitch#0"]["attempts"] == 3
 
 
+@two
 async def test_a_step_that_failed_for_good_on_a_queue_fails_as_one_here_would(boss: Space, hosts: Hosts) -> None:
     await hosts.start(flaky, queues=["gpu"])
     handle = await boss.workflows.start(flaky, {"times": 1, "on": False})
@@ -178,6 +231,7 @@ async def begun(n: int = 1) -> None:
     await until(is_begun)
 
 
+@two
 async def test_a_step_on_a_queue_has_its_timeout(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
     await hosts.start(long_film, queues=["gpu"])
     handle = await boss.workflows.start(long_film, "5s")
@@ -203,6 +257,7 @@ async def test_the_message_of_a_dead_worker_is_another_s_when_the_lease_has_ende
     assert await soon(handle.result()) == 1
 
 
+@two
 async def test_a_worker_that_stops_gives_the_step_back_at_once(boss: Space, hosts: Hosts) -> None:
     await hosts.start(long_film)
     leaving = await hosts.start(long_film, queues=["gpu"], steps_only=True)
@@ -236,6 +291,7 @@ async def test_cancelling_the_execution_reaches_the_step_on_the_queue(boss: Spac
     assert await soon(handle.result()) == 1
 
 
+@pytest.mark.parametrize("url", ["memory", "policed"], indirect=True)
 async def test_messages_that_no_step_waits_for_make_nobody_do_anything(boss: Space, space: Space, hosts: Hosts) -> None:
     await hosts.start(film)
     handle = await boss.workflows.start(film, 7, id="f")
@@ -254,6 +310,7 @@ async def test_messages_that_no_step_waits_for_make_nobody_do_anything(boss: Spa
     assert DONE == [(7, 1)]
 
 
+@two
 async def test_a_step_of_a_workflow_that_the_worker_does_not_know_waits_for_one_that_does(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
@@ -313,6 +370,7 @@ async def test_what_a_step_on_a_queue_may_be_and_do(boss: Space, hosts: Hosts) -
     assert await handle.state() == {"kept": True}
 
 
+@two
 async def test_what_no_other_process_could_find_is_refused_before_anything_is_sent(boss: Space, hosts: Hosts) -> None:
     def inner() -> None: ...
 
@@ -339,6 +397,7 @@ async def here(ctx: Context) -> int:
     return int(await ctx.step("slow", slow, 1))
 
 
+@two
 @pytest.mark.parametrize("where", ["here", "on a queue"])
 async def test_a_running_step_is_cancelled_when_the_lease_is_known_to_be_lost(
     store: Store, boss: Space, hosts: Hosts, clock: ManualClock, where: str

@@ -19,6 +19,10 @@ async def hosts(boss: Space) -> AsyncIterator[Hosts]:
     await soon(made.close())
 
 
+two = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
+"""For what no engine can make a difference to."""
+
+
 async def manage(boss: Space, outcome: TaskOutcome) -> str:
     """Take one task, run it in no time, and end it so. Gives its tid."""
     async with boss.tasks.ledger() as ledger, boss.queue("holdfast.spawn.requests").reserve(wait="30s") as request:
@@ -66,6 +70,7 @@ async def test_a_command_gives_where_its_output_is_and_a_failed_task_is_tried_ag
     assert (await handle.steps())["train#0"]["attempts"] == 2
 
 
+@two
 async def test_a_task_that_failed_for_good_fails_the_step_with_its_reason(
     boss: Space, hosts: Hosts, clock: ManualClock
 ) -> None:
@@ -124,6 +129,7 @@ async def test_a_step_of_a_class_makes_the_task_it_is(boss: Space, hosts: Hosts)
         await soon((await boss.workflows.start(Lab, "bad")).result())
 
 
+@two
 async def test_what_is_no_spec_is_refused_at_the_call(boss: Space, hosts: Hosts) -> None:
     @workflow
     async def bad(ctx: Context) -> Any:

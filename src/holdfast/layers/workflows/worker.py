@@ -271,7 +271,7 @@ class Worker:
             if id is None or not await self._run(definition, message, id):
                 await message.ack()
             elif not message.settled:
-                await message.release(delay=RETRY_MS / 1000)
+                await message.release(delay=None if message.lost else RETRY_MS / 1000)
         except LeaseLost as exc:
             log.info("execution %s is another worker's: %s", id, exc)
         except Error as exc:
