@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -40,6 +40,7 @@ from holdfast.engine import (
     Entry,
     Increment,
     Operation,
+    Present,
     Push,
     Put,
     Receipt,
@@ -275,6 +276,33 @@ class Queue:
         receiver = self._receiver()
         return Message(self, receiver, await receiver.receive(deadline))
 
+    async def commit_and_take(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
+        """Commit what puts a message here; if somebody of this process waits for one, in the same batch with the taking of it."""
+        receiver = self._known_receiver()
+        take = None if receiver is None else receiver.reach()
+        if receiver is None or receiver.lease is None or take is None:
+            return await self.scope.commit(operations, conditions)
+        lease = receiver.lease.key
+        try:
+            receipt = await self.scope.commit((*operations, take), (*conditions, Present(lease)))
+        except Conflict as conflict:
+            receiver.missed()
+            if conflict.key != lease:
+                raise
+            return await self.scope.commit(operations, conditions)
+        except BaseException:
+            receiver.missed(unsure=True)
+            raise
+        entries = receipt.results[-1]
+        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
+        receiver.reached(entries)
+        return receipt
+
+    def _known_receiver(self) -> Receiver | None:
+        """The one that takes messages here for this agent, if there is one, whatever its lease."""
+        found = self._coordination.receivers.get(self._receiver_name[:-1])
+        return found if isinstance(found, Receiver) else None
+
     def take_ahead(self, n: int) -> None:
         """From now on, so many are taken ahead of those that are asked for."""
         self._receiver().prefetch = min(n, PREFETCH_MAX)
@@ -320,9 +348,13 @@ class Queue:
                 for message in begun:
                     await message.stop()
 
+    @property
+    def _receiver_name(self) -> tuple[Hashable, ...]:
+        scope = self.scope
+        return ("receiver", id(scope.engine), scope.space, scope.actor, self.name, self.options.lease_ms)
+
     def _receiver(self) -> Receiver:
-        scope, options = self.scope, self.options
-        name = ("receiver", id(scope.engine), scope.space, scope.actor, self.name, options.lease_ms)
+        scope, options, name = self.scope, self.options, self._receiver_name
         receiver = self._coordination.shared(
             name,
             lambda: Receiver(
@@ -335,6 +367,7 @@ class Queue:
                 lambda: self._coordination.forget(name),
             ),
         )
+        self._coordination.receivers[name[:-1]] = receiver
         receiver.prefetch = max(receiver.prefetch, options.prefetch)
         return receiver
 

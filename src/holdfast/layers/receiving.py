@@ -121,6 +121,10 @@ class Receiver:
         self._impatient: set[asyncio.Future[Entry]] = set()
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
+        self._promised = 0
+        """How many of those who wait are about to get a message from a batch of somebody here."""
+        self._asleep = False
+        """Whether it is known that there is nothing, and the feed will tell when there is."""
         self._low = False
         """Whether more is to be taken ahead."""
         self._task: asyncio.Task[None] | None = None
@@ -128,6 +132,8 @@ class Receiver:
         self._wake = asyncio.Event()
         self._known = 0
         """The revision as of which delayed messages and other consumers are known; the feed tells what came after."""
+        self._took_at = 0
+        """The revision as of which the last Take found what it found."""
         self._unsure = False
         """Whether something may be under the lease that nobody here knows of."""
         self._due: dict[str, int] = {}
@@ -156,7 +162,8 @@ class Receiver:
         self._waiting.append(reply)
         try:
             if deadline is None:
-                self._want()
+                if not self._asleep:
+                    self._want()
                 return await reply
             return await self._until(reply, deadline)
         except BaseException:
@@ -187,8 +194,36 @@ class Receiver:
 
     def settled(self, key: str) -> None:
         """A message that had begun is not here any more."""
-        if self.held.pop(key, self) is not self and not self.held:
+        if self.held.pop(key, self) is not self and not self.held and not self._asleep:
             self._wake.set()
+
+    # --- for those here who put something that is waited for ---
+
+    def reach(self) -> Take | None:
+        """What takes the first of the line in the batch that puts one more, if somebody waits; `reached` or `missed` must follow.
+
+        The batch needs `Present` of `lease`.
+        """
+        waiting = sum(not reply.done() for reply in self._waiting) - self._promised
+        if self.lease is None or self.lease.lost.is_set() or self._closed or waiting <= 0:
+            return None
+        self._promised += 1
+        counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
+        return Take(ready_prefix(self.name), self._prefix(self.lease), 1, None, *counters)
+
+    def reached(self, entries: list[Entry]) -> None:
+        """The batch was committed, and gave this."""
+        self._promised -= 1
+        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
+        self._deliver()
+        if self._ahead:
+            self._wake.set()
+
+    def missed(self, *, unsure: bool = False) -> None:
+        """The batch was refused; or nobody knows."""
+        self._promised -= 1
+        self._unsure = self._unsure or unsure
+        self._want()
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -324,7 +359,7 @@ class Receiver:
             self._leases.lose(self.lease)
             self.lease = None
             self._ahead.clear()
-            self._searched_at = None
+            self._searched_at = self._looked_at = None  # what was under it is looked for at once
 
     async def close(self) -> None:
         """Take nothing more; give back what has not begun, and do with the rest what its policy for a stop says."""
@@ -379,7 +414,9 @@ class Receiver:
         asked = min(max(1, waiting + self.prefetch - len(self._ahead)), TAKE_MAX // 2)
         taken = await self._take(lease, asked)
         if taken < asked and self._watch is None and not looked:
+            as_of = self._took_at
             await self._look(lease)  # before it is said that there is nothing
+            self._known = min(self._known, as_of)  # what came between the Take and the look is told by the feed
             if any(due <= now for due in self._due.values()):
                 taken += await self._take(lease, asked - taken)
         return taken, asked
@@ -399,6 +436,7 @@ class Receiver:
         receipt = await self._commit((*operations, take), (Present(lease.key),))
         entries = receipt.results[-1]
         assert isinstance(entries, list)  # noqa: S101 - what a Take gives
+        self._took_at = receipt.version
         self._ahead.extend(entry for entry in entries if entry.key not in self.held)
         if operations:
             await self._look_for_delayed()
@@ -498,7 +536,11 @@ class Receiver:
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._follow(cursor_at(self._known)))
         times = [*self._due.values(), *([] if self._next_end is None else [self._next_end])]
-        await sleep_or(self.scope.clock, min(times, default=None), self._wake)
+        self._asleep = True
+        try:
+            await sleep_or(self.scope.clock, min(times, default=None), self._wake)
+        finally:
+            self._asleep = False
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -512,7 +554,9 @@ class Receiver:
             try:
                 async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor):
                     cursor = commit.cursor
-                    for change in commit.changes:
+                    for change in {
+                        change.key: change for change in commit.changes
+                    }.values():  # what is put and taken at once is no news
                         self._hear(change, prefixes)
             except (Unavailable, Compacted, OutcomeUnknown, RateLimitExceeded) as exc:
                 log.debug("the feed of queue %s is followed anew: %s", self.name, exc)

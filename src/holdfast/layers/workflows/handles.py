@@ -192,9 +192,13 @@ class Workflows:
     async def _start(self, definition: Definition, meta: Meta) -> None:
         in_line = False
         while True:
-            operations, conditions = starting(self._queue_of(meta.name), meta, definition.concurrency, in_line=in_line)
+            queue = self._queue_of(meta.name)
+            operations, conditions = starting(queue, meta, definition.concurrency, in_line=in_line)
             try:
-                await self._scope.commit(tuple(operations), tuple(conditions))
+                if in_line:
+                    await self._scope.commit(tuple(operations), tuple(conditions))
+                else:
+                    await queue.commit_and_take(tuple(operations), tuple(conditions))
                 return
             except Conflict as conflict:
                 if conflict.key == meta_key(meta.id) and conflict.actual is not None:

@@ -90,6 +90,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(concurrency)
         self._free = concurrency
+        self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -177,6 +178,9 @@ class Worker:
     async def _consume(self, name: str) -> None:
         queue, clock = self.queue_of(name), self.scope.clock
         while True:
+            while self._free <= 0:  # what waits is for others, as long as there is no room here
+                self._freed.clear()
+                await self._freed.wait()
             queue.take_ahead(min(self._free - 1, AHEAD_MAX) if self._free > 1 else 0)
             try:
                 message = await queue.take(wait=None)
@@ -197,6 +201,7 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._free += 1
+        self._freed.set()
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an execution could not be run", exc_info=error)
