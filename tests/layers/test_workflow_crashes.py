@@ -11,22 +11,18 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import Context, Retry, Space, StepFailed, Store, TimedOut, Worker, workflow
-from holdfast.engine import Batch, ChangeSet, Entry, Page, Receipt, Touch
-from holdfast.layers.coordination import Coordination
-from holdfast.layers.leases import Leases
+from holdfast import Context, Retry, Space, StepFailed, TimedOut, workflow
 from holdfast.layers.workflows import journal as journal_module
 from holdfast.layers.workflows.journal import Journal
-from holdfast.middleware.wrapper import Wrapper
-from tests.layers.timeline import Timeline
+from holdfast.testing.dying import Life
+from holdfast.testing.timeline import Timeline
+from holdfast.testing.workflows import ended
 
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 SEEDS = range(2_000) if SOAK else range(20)
@@ -212,74 +208,6 @@ CALLS = {
 # --- killing ---
 
 
-class Killed(Wrapper):
-    """An engine whose user dies at one of its commits: nothing goes through any more, and nothing is answered."""
-
-    def __init__(self, inner: Any, at: int | None, *, after: bool) -> None:
-        super().__init__(inner)
-        self.commits = 0
-        self.dead = asyncio.Event()
-        self._at = at
-        self._after = after
-
-    async def _hang(self) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def commit(self, space: str, batch: Batch) -> Receipt:
-        if self.dead.is_set():
-            await self._hang()
-        if all(isinstance(op, Touch) for op in batch.operations):
-            return await self.inner.commit(
-                space, batch
-            )  # leases kept alive: to die there is to die before what comes next
-        number, self.commits = self.commits, self.commits + 1
-        if number == self._at:
-            self.dead.set()
-            if self._after:
-                await self.inner.commit(space, batch)
-            await self._hang()
-        return await self.inner.commit(space, batch)
-
-    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        if self.dead.is_set():
-            await self._hang()
-        return await self.inner.get(space, keys)
-
-    async def scan(self, space: str, prefix: str, **how: Any) -> Page:
-        if self.dead.is_set():
-            await self._hang()
-        return await self.inner.scan(space, prefix, **how)
-
-    async def watch(self, space: str, *prefixes: str, **how: Any) -> AsyncIterator[ChangeSet]:
-        async for commit in self.inner.watch(space, *prefixes, **how):
-            if self.dead.is_set():
-                await self._hang()
-            yield commit
-
-
-class Life:
-    """A worker with nothing in common with others but the store."""
-
-    def __init__(self, space: Space, folder: Path, at: int | None = None, *, after: bool = False) -> None:
-        self.engine = Killed(space._scope.engine, at, after=after)
-        self.coordination = Coordination(Leases(space._scope.clock))
-        scope = replace(space._scope, engine=self.engine)
-        self.worker: Worker = Space(scope, lambda: folder, self.coordination).workflows.worker([interpret])
-        self._task = asyncio.ensure_future(self.worker.run())
-
-    async def end(self) -> None:
-        """As a killed process ends: nothing more is said."""
-        self.engine.dead.set()
-        self.worker.abandon()
-        self._task.cancel()
-        for part in self.coordination._shared.values():
-            for task in (part._task, getattr(part, "_watch", None)):
-                if task is not None:
-                    task.cancel()
-        await self.coordination.leases.close()
-        await asyncio.wait([self._task])
-
-
 async def outcome_of(space: Space, id: str) -> dict[str, Any]:
     """Everything that must not depend on what happened on the way."""
     found: dict[str, Any] = {}
@@ -312,28 +240,20 @@ async def lived(seed: int, folder: Path, kill_at: int | None, *, after: bool = F
         handle = await space.workflows.start(interpret, program(random.Random(seed)), id="x")
         for number in range(12):
             await handle.signal("go", number)
-        life = Life(space, folder, kill_at, after=after)
+        life = Life(space, folder, [interpret], kill_at, after=after)
         ending = asyncio.ensure_future(ended(store, space))
         dying = asyncio.ensure_future(life.engine.dead.wait())
         try:
             await clock.run(asyncio.ensure_future(asyncio.wait([ending, dying], return_when=asyncio.FIRST_COMPLETED)))
             if not ending.done():
                 await life.end()
-                life = Life(space, folder)
+                life = Life(space, folder, [interpret])
                 await clock.run(ending)
             return await outcome_of(space, "x"), life.engine.commits
         finally:
             dying.cancel()
             ending.cancel()
             await life.end()
-
-
-async def ended(store: Store, space: Space) -> None:
-    """Return when every execution has ended."""
-    async for _ in store.engine.watch(space.name, "workflows/executions/", cursor="r0"):
-        page = await store.engine.scan(space.name, "workflows/live/", limit=1)
-        if not page.entries:
-            return
 
 
 async def disturbed(seed: int, folder: Path, step: int = 1 if SOAK else 3) -> int:

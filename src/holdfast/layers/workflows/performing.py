@@ -92,6 +92,12 @@ def takes_ctx(function: Callable[..., Any]) -> str:
     return ""
 
 
+def name_in(path: str) -> str:
+    """The name of the step, or of the map, that a path is about."""
+    *above, last = path.split("/")
+    return (last if "#" in last else above[-1]).rpartition("#")[0]
+
+
 async def perform(run: Run, task: Task) -> Any:
     """The step's result: recorded, or by doing it. StepFailed when all attempts have failed."""
     journal = run.journal
@@ -168,17 +174,17 @@ async def _call(run: Run, task: Task, branch: Branch) -> Any:
     token = BRANCH.set(branch)
     try:
         args, named = task.args, {}
-        how = task.with_ctx or takes_ctx(task.function)
+        function, how = task.function, task.with_ctx or takes_ctx(task.function)
+        if run.replaced and (replacement := run.replaced.get(name_in(task.path))) is not None:
+            function, how = replacement, takes_ctx(replacement)
         if how == "first":
             args = (run.context, *args)
         elif how == "name":
             named = {"ctx": run.context}
-        if inspect.iscoroutinefunction(task.function):
-            return await task.function(*args, **named)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **named)
         context = contextvars.copy_context()
-        work = asyncio.get_running_loop().run_in_executor(
-            run.threads, lambda: context.run(task.function, *args, **named)
-        )
+        work = asyncio.get_running_loop().run_in_executor(run.threads, lambda: context.run(function, *args, **named))
         value = await work
         return await value if inspect.isawaitable(value) else value
     finally:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -82,6 +82,9 @@ class Worker:
         self.workflows = registry(workflows)
         self.concurrency = concurrency
         self.threads: Executor | None = None
+        """Where steps run that are not async."""
+        self.replaced: Mapping[str, Callable[..., Any]] = {}
+        """What is called instead of a step's function, by the step's name: for tests."""
         self.blobs = blobs
         self._coordination = coordination
         self._options = Options(lease_ms, "release", "release", "release")
@@ -119,7 +122,8 @@ class Worker:
     async def run(self) -> None:
         """Run whatever comes, until it is stopped or cancelled."""
         self._stopping.clear()
-        self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
+        if self.threads is None:
+            self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
         loop = asyncio.get_running_loop()
         loops = [loop.create_task(self._follow(await self._now()))]
         loops += [loop.create_task(self._consume(name)) for name in self.workflows]
@@ -147,6 +151,7 @@ class Worker:
                 log.info("what was taken ahead comes back when the lease ends: %s", exc)
         if self.threads is not None:
             self.threads.shutdown(wait=False, cancel_futures=True)
+            self.threads = None
 
     def abandon(self) -> None:
         """End as a process does that is killed: nothing is given back, nothing is said. For tests of what comes after."""
