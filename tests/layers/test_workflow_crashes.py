@@ -264,7 +264,9 @@ async def disturbed(seed: int, folder: Path, step: int = 1 if SOAK else 3) -> in
         for after in (False, True) if SOAK else (bool((at // step + seed) % 2),):
             found, _ = await lived(seed, folder, at, after=after)
             wrong += found != expected
-            assert found == expected or not STRICT, f"seed {seed}, killed {'after' if after else 'before'} commit {at}"
+            if wrong and not STRICT:
+                return wrong
+            assert found == expected, f"seed {seed}, killed {'after' if after else 'before'} commit {at}"
     return wrong
 
 
@@ -306,4 +308,7 @@ async def test_state_that_is_committed_apart_from_its_step_is_found_out(
     monkeypatch.setattr(Journal, "stage", apart)
     monkeypatch.setattr(journal_module, "GATHERED_MAX", 1)
     monkeypatch.setattr("tests.layers.test_workflow_crashes.STRICT", False)
-    assert any([await disturbed(seed, tmp_path, 1) for seed in range(3)])
+    for seed in range(10):
+        if await disturbed(seed, tmp_path, 1):
+            return
+    pytest.fail("nobody noticed")

@@ -744,10 +744,15 @@ async def test_agents_start_and_signal_and_cannot_forge_what_was_done(
             Put("signals/mine/approval/0000000000000000001", b"1"),
             Delete("tallies/inbox/mine"),
             Put("shared/dataset", b"1"),
+            Push("journal/mail/mine/~cancel/", b"null"),
+            Push("journal/mail/mine/~child:pay#0/", b'{"status":"completed"}'),
         )
         for op in forged:
             with pytest.raises(AccessDenied):
                 await store.engine.commit("contoso", Batch("market", (op,)))
+        for act in (handle.cancel, handle.pause, handle.retry):
+            with pytest.raises((AccessDenied, Conflict)):
+                await act()
         [after] = await store.engine.get("contoso", ["workflows/executions/mine"])
         assert after == execution
     await handle.signal("approval", "yes")

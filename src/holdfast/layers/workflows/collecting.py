@@ -18,8 +18,8 @@ from holdfast.layers.workflows.entries import (
     inbox_key,
     items_prefix,
     log_prefix,
+    mail_prefixes,
     meta_key,
-    signals_prefix,
     steps_prefix,
 )
 
@@ -33,7 +33,7 @@ async def remove_execution(engine: Engine, space: str, id: str) -> int:
         return 0  # it was tried again, or started anew
     removed = 0
     steps = steps_prefix(id)
-    for prefix in (steps, log_prefix(id), data_prefix(id), items_prefix(id), signals_prefix(id)):
+    for prefix in (steps, log_prefix(id), data_prefix(id), items_prefix(id), *mail_prefixes(id)):
         while (page := await engine.scan(space, prefix, limit=OPERATIONS_MAX // 2)).entries:
             operations: list[Operation] = [Delete(each.key) for each in page.entries]
             if prefix == steps:

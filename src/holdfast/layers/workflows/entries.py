@@ -9,7 +9,8 @@
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
     journal/items/<id>/<key>/<generation>/<19 digits>
-    signals/<id>/<name>/<19 digits>      what was sent to it and not taken yet; `~cancel`, `~pause`, `~resume` are for its worker
+    journal/mail/<id>/<name>/<19 digits> what its worker is to do (`~cancel`, `~pause`, `~resume`), and how its children ended
+    signals/<id>/<name>/<19 digits>      what agents sent to it, and was not taken yet
     tallies/inbox/<id>                   how much was ever sent to it: what parking is conditional on
     tallies/status/<name>/<status>       how many are pending, running, paused; how many have completed, failed, been cancelled
     tallies/slots/<name>/<key>           minus the number of those that are begun, where that is limited
@@ -220,8 +221,13 @@ def items_prefix(id: str, key: str | None = None, generation: str = "") -> str:
     return JOURNAL.prefix("items", id) if key is None else JOURNAL.prefix("items", id, key, generation)
 
 
-def signals_prefix(id: str, name: str | None = None) -> str:
-    return SIGNALS.prefix(id) if name is None else SIGNALS.prefix(id, name)
+def signals_prefix(id: str, name: str) -> str:
+    """Where what is sent under a name goes: what agents send, and apart from it what only orchestrators may."""
+    return JOURNAL.prefix("mail", id, name) if name.startswith("~") else SIGNALS.prefix(id, name)
+
+
+def mail_prefixes(id: str) -> tuple[str, str]:
+    return JOURNAL.prefix("mail", id), SIGNALS.prefix(id)
 
 
 def inbox_key(id: str) -> str:

@@ -1,6 +1,6 @@
 """What was sent to an execution: signals, the ends of its children, and what its worker is to do.
 
-Sending is one commit: the entry under `signals/<id>/<name>/`, one more in the inbox's count, and a message that wakes the execution if
+Sending is one commit: the entry under `signals/<id>/<name>/` (or `journal/mail/`, for what agents may not send), one more in the inbox's count, and a message that wakes the execution if
 it was put aside, all on condition that it stands as it was read. An execution is put aside on condition that the count is as its
 worker read it. So either the worker sees what came, or who sends sees that nobody is awake.
 """
@@ -22,15 +22,16 @@ from holdfast.engine import (
     Push,
     VersionIs,
 )
+from holdfast.keys import unescape
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
     CANCEL,
     PAUSED,
-    SIGNALS,
     Execution,
     execution_key,
     inbox_key,
+    mail_prefixes,
     signals_prefix,
 )
 from holdfast.layers.workflows.journal import Parts
@@ -44,6 +45,7 @@ class Letter(NamedTuple):
 
     key: str
     value: msgspec.Raw
+    name: str
 
 
 def sending(
@@ -87,13 +89,15 @@ class Mail:
             [inbox] = await scope.engine.get(scope.space, [inbox_key(self._id)])
         if inbox is None:
             return
-        page = await scope.engine.scan(scope.space, signals_prefix(self._id), limit=SIGNALS_MAX)
         self.unchanged = VersionIs(inbox.key, inbox.version)
-        for entry in page.entries:
-            if entry.key not in self._known:
-                self._known.add(entry.key)
-                name = SIGNALS.split(entry.key, 3)[1]
-                self._letters.setdefault(name, deque()).append(Letter(entry.key, msgspec.Raw(entry.value)))
+        for prefix in mail_prefixes(self._id):
+            page = await scope.engine.scan(scope.space, prefix, limit=SIGNALS_MAX)
+            for entry in page.entries:
+                if entry.key not in self._known:
+                    self._known.add(entry.key)
+                    name = unescape(entry.key[len(prefix) :].partition("/")[0])
+                    letter = Letter(entry.key, msgspec.Raw(entry.value), name)
+                    self._letters.setdefault(name, deque()).append(letter)
 
     def has(self, name: str) -> bool:
         return bool(self._letters.get(name))

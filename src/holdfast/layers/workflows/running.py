@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.clock import Clock, sleep_or
-from holdfast.codec import decode, encode
-from holdfast.engine import Condition, Delete, Entry, Increment, Operation, Present, Put, Receipt, VersionIs
+from holdfast.codec import decode
+from holdfast.engine import Delete, Entry, Present, Receipt
 from holdfast.errors import (
     AccessDenied,
     Conflict,
@@ -36,7 +36,6 @@ from holdfast.errors import (
 )
 from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
-from holdfast.layers.queue_entries import QUEUES, depth_key
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
@@ -51,29 +50,23 @@ from holdfast.layers.workflows.entries import (
     INLINE_BYTES_MAX,
     PAUSE,
     PAUSED,
-    PENDING,
     RESUME,
     RUNNING,
-    TYPE,
     Execution,
     Fault,
     Meta,
     StepRecord,
     Wait,
-    ended_key,
-    execution_key,
     fault_of,
-    live_key,
     raw,
     steps_prefix,
-    tag_of,
-    tally_key,
 )
 from holdfast.layers.workflows.journal import Abandoned, Journal, Parts
-from holdfast.layers.workflows.limits import LINE, leaving
+from holdfast.layers.workflows.limits import leaving
 from holdfast.layers.workflows.mail import Letter, Mail
 from holdfast.layers.workflows.performing import flush
 from holdfast.layers.workflows.plan import run_steps
+from holdfast.layers.workflows.standing import Standing
 
 HOLD_MS: Final = 500
 """An execution whose next wait is over so soon is not put aside."""
@@ -83,6 +76,8 @@ SHOWN_S: Final = 0.05
 """After so long, that it runs is written down by itself; mostly it is part of the first step's commit. Nothing depends on it."""
 STOP_S_MAX: Final = 10.0
 """How long code that was cancelled may take to end; it is left alone then, and can write nothing."""
+WAITS_SHOWN_MAX: Final = 100
+"""Of what an execution waits for, as much is shown."""
 TRIES_MAX: Final = 1_000
 """How often an end is tried again because a parent or a line changed in the same moment."""
 
@@ -118,7 +113,7 @@ class Run:
         self.definition = definition
         self.message = message
         self.meta = meta
-        self.execution = execution
+        self.standing = Standing(host.scope, message, execution, entry.version)
         self.journal = Journal(host.scope, meta.id, message.key)
         self.mail = Mail(host.scope, meta.id)
         self.runnable = Runnable(self._idle)
@@ -128,17 +123,14 @@ class Run:
         """Set by its worker when this run is over."""
         self.context = Context(self)
         self._host = host
-        self._version = entry.version
-        self._next: Execution | None = None
-        """How it is going to stand when what is being sent was committed."""
         self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str]] = {}
         self._parking: asyncio.Future[Receipt] | None = None
         self._ending = False
         self._mailed = False
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self.journal.opening = self._opening
-        self.journal.opened = self._opened
+        self.journal.opening = self.standing.opening
+        self.journal.opened = self.standing.opened
         self.journal.on_failure = self.news.set
 
     # --- for the code ---
@@ -222,7 +214,7 @@ class Run:
         cause = exc.__cause__ or exc
         log.info("this run of execution %s is over: %s: %s", self.meta.id, type(cause).__name__, cause)
         if isinstance(cause, HOPELESS):
-            operations, conditions = self._put_aside(PAUSED, (), None, fault_of(cause))
+            operations, conditions = self.standing.put_aside(PAUSED, (), None, fault_of(cause))
             try:
                 await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
                 self.message.committed()
@@ -231,10 +223,10 @@ class Run:
 
     async def _claim(self, claim: Parts) -> bool:
         """Take over from the message that this execution was put aside with, unless somebody has."""
-        if self.execution.status == PAUSED and not self.mail.all(CANCEL, RESUME):
+        if self.standing.now.status == PAUSED and not self.mail.all(CANCEL, RESUME):
             await self.message.ack()  # what woke it must wait as well
             return False
-        operations, conditions = self._opening()
+        operations, conditions = self.standing.opening()
         try:
             receipt = await self.scope.commit(
                 (*claim[0], *operations), (Present(self.message.key), *claim[1], *conditions)
@@ -242,7 +234,7 @@ class Run:
         except Conflict:
             await self.message.ack()
             return False
-        self._opened(receipt)
+        self.standing.opened(receipt)
         self.journal.opening = None
         return True
 
@@ -257,7 +249,9 @@ class Run:
     async def put_off(self, ms: int, version: str) -> None:
         """Offer it again after a while, to somebody who has newer code."""
         waits = (Wait("code", name=version, until=self.clock.now_ms() + ms),)
-        operations, conditions = self._put_aside(self.execution.status, waits, waits[0].until, self.execution.error)
+        operations, conditions = self.standing.put_aside(
+            self.standing.now.status, waits, waits[0].until, self.standing.now.error
+        )
         await self.scope.commit(tuple(operations), (Present(self.message.key), *conditions))
         self.message.committed()
 
@@ -306,7 +300,7 @@ class Run:
 
     def _deadline(self) -> int | None:
         timeout = self.definition.timeout_ms
-        return None if timeout is None else (self.execution.started_at or self.clock.now_ms()) + timeout
+        return None if timeout is None else (self.standing.now.started_at or self.clock.now_ms()) + timeout
 
     def _over(self) -> bool:
         deadline = self._deadline()
@@ -379,33 +373,6 @@ class Run:
         elif not main.cancelled() and (error := main.exception()) is not None and not isinstance(error, Abandoned):
             log.info("the code of execution %s ended with %r when it was cancelled", self.meta.id, error)
 
-    # --- how it stands ---
-
-    def _opening(self) -> Parts:
-        """It runs: what the first commit of a run says, if that was not known."""
-        was = self.execution
-        if was.status == RUNNING and was.message == self.message.id and not was.waits:
-            self._next = None
-            return [], []
-        now = self.clock.now_ms()
-        place = was.rests if was.rests.startswith(LINE) else ""  # whether it still stands there, its end will look
-        self._next = Execution(
-            was.id, was.name, RUNNING, now, was.started_at or now, message=self.message.id, rests=place
-        )
-        return self._moving(self._next)
-
-    def _moving(self, to: Execution, ttl_ms: int | None = None) -> Parts:
-        """From how it stands to how it is going to, if nobody else has moved it."""
-        was = self.execution
-        operations: list[Operation] = [Put(execution_key(to.id), encode(to), ttl_ms, tag_of(to.status))]
-        if was.status != to.status:
-            operations += [Increment(tally_key(to.name, was.status), -1), Increment(tally_key(to.name, to.status), 1)]
-        return operations, [VersionIs(execution_key(to.id), self._version)]
-
-    def _opened(self, receipt: Receipt) -> None:
-        if self._next is not None:
-            self.execution, self._version = self._next, receipt.version
-
     # --- being put aside ---
 
     def _idle(self) -> None:
@@ -432,27 +399,10 @@ class Run:
         times = [wait.until for wait in waits if wait.until is not None]
         if (deadline := self._deadline()) is not None:
             times.append(deadline)
-        return self._put_aside(RUNNING, waits[:WAITS_SHOWN_MAX], min(times, default=None), None)
-
-    def _put_aside(self, status: str, waits: tuple[Wait, ...], due: int | None, fault: Fault | None) -> Parts:
-        """Let go of the message until it is due; for good if it never is."""
-        was, now = self.execution, self.clock.now_ms()
-        parts = self.message.acking() if due is None else self.message.delaying(due)
-        operations, conditions = split(parts)
-        rests = next((op.key for op in operations if isinstance(op, Put)), "")
-        self._next = Execution(
-            was.id,
-            was.name,
-            status,
-            now,
-            was.started_at if status == PENDING else was.started_at or now,
-            error=fault,
-            message="" if due is None else self.message.id,
-            rests=rests,
-            waits=waits,
+        operations, conditions = self.standing.put_aside(
+            RUNNING, waits[:WAITS_SHOWN_MAX], min(times, default=None), None
         )
-        moving, needed = self._moving(self._next)
-        return [*operations, *moving], [*conditions, *needed, self.mail.unchanged]
+        return operations, [*conditions, self.mail.unchanged]
 
     async def _parked(self, parking: asyncio.Future[Receipt]) -> bool:
         """Whether it was put aside; if something has come in the meantime, it goes on."""
@@ -474,20 +424,30 @@ class Run:
         return True
 
     async def _pause(self, fault: Fault | None) -> None:
-        """Stay where it is until somebody says that it goes on."""
+        """Stay where it is until somebody says that it goes on; unless that, or its end, was said in the meantime."""
         self._ending = True
-        letters = self.mail.all(PAUSE, RESUME)
+        while True:
+            if self.mail.has(CANCEL):
+                await self._end(CANCELLED, None, None)
+                return
+            letters = self.mail.all(PAUSE, RESUME)
+            resumed = fault is None and bool(letters) and letters[-1].name == RESUME
 
-        def parts() -> Parts:
-            operations, conditions = self._put_aside(PAUSED, (), None, fault)
-            if fault is not None:
-                operations.append(self.journal.event("paused", error=fault))
+            def parts(letters: list[Letter] = letters, resumed: bool = resumed) -> Parts:
+                read = [Delete(letter.key) for letter in letters]
+                if resumed:
+                    operations, conditions = split(self.message.releasing())
+                    return [*operations, *read], list(conditions)
+                aside, needed = self.standing.put_aside(PAUSED, (), None, fault)
+                return [*aside, self.journal.event("paused", error=fault), *read], [*needed, self.mail.unchanged]
+
+            try:
+                await self._close(parts)
+            except Conflict:
+                await self.mail.read()
             else:
-                operations.append(self.journal.event("paused"))
-            return [*operations, *(Delete(letter.key) for letter in letters)], conditions[:-1]
-
-        await self._close(parts)
-        self.message.committed()
+                self.message.committed()
+                return
 
     async def _close(self, parts: Callable[[], Parts]) -> None:
         try:
@@ -518,7 +478,7 @@ class Run:
             await self._stop_code()
             await self._end(CANCELLED, None, None)
             return True
-        is_paused = self.mail.all(PAUSE, RESUME)[-1].key.split("/")[2] == PAUSE
+        is_paused = self.mail.all(PAUSE, RESUME)[-1].name == PAUSE
         if is_paused:
             await self._stop_code()
             await self._pause(None)
@@ -541,52 +501,18 @@ class Run:
         if value is not None and len(bytes(value)) > INLINE_BYTES_MAX:
             blob, kept = await self.keep(bytes(value), "~result")
             value = None
-        was = self.execution
+        was = self.standing.now
         for _ in range(TRIES_MAX):
             now = self.clock.now_ms()
-            self._next = Execution(
+            to = Execution(
                 was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
             )
-            to = self._next
             telling_parts = await telling(self, self.meta, outcome_of(to))
             slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
             try:
-                await self._close(lambda: self._ended(to, kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
+                await self._close(lambda: self.standing.ended(self.journal, to, kept, telling_parts, slot_parts))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
             self.message.committed()
             return
         raise Abandoned
-
-    def _ended(self, to: Execution, kept: Part, *others: Parts) -> Parts:
-        ttl_ms = self.scope.retention.ttl_ms(TYPE, to.status)
-        operations, conditions = self._moving(to, ttl_ms)
-        acking, needed = split(self.message.acking())
-        if to.blob is not None:
-            operations.append(self.journal.record("~result", StepRecord("completed", kind="result", blob=to.blob)))
-        operations += [
-            Delete(live_key(to.name, to.id)),
-            Put(ended_key(to.name, to.ended_at or 0, to.id), encode(to.status), ttl_ms),
-            self.journal.event(to.status, error=to.error),
-            *kept.operations,
-            *acking,
-        ]
-        conditions += [*kept.conditions, *needed]
-        for more, needs in others:
-            operations += more
-            conditions += needs
-        return operations, conditions
-
-
-WAITS_SHOWN_MAX: Final = 100
-"""Of what an execution waits for, as much is shown."""
-
-
-def taken_over(execution: Execution) -> Parts:
-    """What ends the message that an execution was put aside with, on condition that nobody has it."""
-    if not execution.rests.startswith(QUEUES.prefix("delayed")):
-        return [], []
-    queue = QUEUES.split(execution.rests, 3)[1]
-    operations: list[Operation] = [Delete(execution.rests), Increment(depth_key(queue, "delayed"), -1)]
-    conditions: list[Condition] = [Present(execution.rests)]
-    return operations, conditions

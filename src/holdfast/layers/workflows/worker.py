@@ -47,8 +47,9 @@ from holdfast.layers.workflows.entries import (
 )
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.limits import LINE
-from holdfast.layers.workflows.running import Run, taken_over
+from holdfast.layers.workflows.running import Run
 from holdfast.layers.workflows.sending import send
+from holdfast.layers.workflows.standing import taken_over
 
 LEASE_MS: Final = 10_000
 CONCURRENCY: Final = 50
