@@ -19,6 +19,7 @@ import pytest
 import holdfast
 from holdfast import Context, Retry, Space, StepFailed, TimedOut, workflow
 from holdfast.layers.workflows import journal as journal_module
+from holdfast.layers.workflows.branches import Branch
 from holdfast.layers.workflows.journal import Journal
 from holdfast.testing.dying import Life
 from holdfast.testing.timeline import Timeline
@@ -29,6 +30,14 @@ SEEDS = range(2_000) if SOAK else range(20)
 Program = list[dict[str, Any]]
 SEEN: Counter[str] = Counter()
 """Which calls the programs made: all of them must occur."""
+
+
+SPEED = 1.0
+"""How much faster time goes: programs that are run in real time have little of it."""
+
+
+def span(seconds: float) -> float:
+    return seconds / SPEED
 
 
 # --- programs ---
@@ -111,7 +120,7 @@ async def checkpointed(ctx: Context, key: str, n: int) -> int:
 
 async def naps_inside(ctx: Context, n: int) -> int:
     first: int = await ctx.step("inner", double, n)
-    await ctx.sleep("2s")
+    await ctx.sleep(span(2))
     second: int = await ctx.step("inner", double, first)
     return second
 
@@ -127,25 +136,25 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
         case "map":
             return await ctx.map("each", counted, range(n), max_workers=2)
         case "flaky":
-            return await ctx.step("flaky", fails_at_first, n % 3, retry=Retry(3, initial="3s"))
+            return await ctx.step("flaky", fails_at_first, n % 3, retry=Retry(3, initial=span(3)))
         case "failing":
             if n % 2:
                 return await ctx.step("failing", always_fails, on_error=lambda ctx, error: str(error))
             try:
-                await ctx.step("failing", always_fails, retry=Retry(2, initial="100ms"))
+                await ctx.step("failing", always_fails, retry=Retry(2, initial=span(0.1)))
             except StepFailed as exc:
                 return [exc.step, exc.kind, exc.reason]
         case "sleep":
-            await ctx.sleep("20s")
+            await ctx.sleep(span(20))
         case "nap":
-            await ctx.sleep("100ms")
+            await ctx.sleep(span(0.1))
         case "wait":
-            return await ctx.wait_for("go", timeout="20s", default="never")
+            return await ctx.wait_for("go", timeout=span(20), default="never")
         case "timeout":
             try:
-                return await ctx.wait_for("nobody", timeout="5s" if n % 2 else "100ms")
+                return await ctx.wait_for("nobody", timeout=span(5 if n % 2 else 0.1))
             except TimedOut:
-                return await ctx.wait_for("nobody", timeout="20s", default="late")
+                return await ctx.wait_for("nobody", timeout=span(20), default="late")
         case "now":
             return ctx.now() <= ctx.now()
         case "random":
@@ -312,3 +321,29 @@ async def test_state_that_is_committed_apart_from_its_step_is_found_out(
         if await disturbed(seed, tmp_path, 1):
             return
     pytest.fail("nobody noticed")
+
+
+async def test_steps_that_are_not_told_apart_by_their_ordinals_are_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [(await lived(seed, tmp_path, None))[0] for seed in range(6)]
+    begin = Branch.__init__
+
+    def forgetful(self: Branch, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        self.ordinals = AlwaysTheFirst()
+
+    class AlwaysTheFirst(dict[str, int]):
+        def get(self, name: str, default: Any = None) -> int:
+            return 0
+
+    monkeypatch.setattr(Branch, "__init__", forgetful)
+    found = [await _or_stuck(seed, tmp_path) for seed in range(6)]
+    assert found != expected
+
+
+async def _or_stuck(seed: int, folder: Path) -> Any:
+    try:
+        return (await lived(seed, folder, None))[0]
+    except AssertionError as stuck:
+        return str(stuck)

@@ -40,7 +40,6 @@ from holdfast.engine import (
     Entry,
     Increment,
     Operation,
-    Present,
     Push,
     Put,
     Receipt,
@@ -278,30 +277,10 @@ class Queue:
 
     async def commit_and_take(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
         """Commit what puts a message here; if somebody of this process waits for one, in the same batch with the taking of it."""
-        receiver = self._known_receiver()
-        take = None if receiver is None else receiver.reach()
-        if receiver is None or receiver.lease is None or take is None:
-            return await self.scope.commit(operations, conditions)
-        lease = receiver.lease.key
-        try:
-            receipt = await self.scope.commit((*operations, take), (*conditions, Present(lease)))
-        except Conflict as conflict:
-            receiver.missed()
-            if conflict.key != lease:
-                raise
-            return await self.scope.commit(operations, conditions)
-        except BaseException:
-            receiver.missed(unsure=True)
-            raise
-        entries = receipt.results[-1]
-        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
-        receiver.reached(entries)
-        return receipt
-
-    def _known_receiver(self) -> Receiver | None:
-        """The one that takes messages here for this agent, if there is one, whatever its lease."""
         found = self._coordination.receivers.get(self._receiver_name[:-1])
-        return found if isinstance(found, Receiver) else None
+        if not isinstance(found, Receiver):
+            return await self.scope.commit(operations, conditions)
+        return await found.taking(self.scope, operations, conditions)
 
     def take_ahead(self, n: int) -> None:
         """From now on, so many are taken ahead of those that are asked for."""

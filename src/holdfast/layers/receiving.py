@@ -4,9 +4,8 @@ It holds a lease, `consumers/<q>/<lease>`, and takes messages by moving them und
 and are wanted ahead. Those taken ahead have not begun: when the receiver stops, they go back to where they were.
 
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
-delayed message is due, or until the lease of another consumer should have ended, whichever comes first. The feed is followed
-from the revision at which it was last looked for delayed messages and other consumers, before the Take that found nothing, so
-nothing is missed in between. While there is more than it can take, it does not follow the feed, but looks every LOOK_MS.
+delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
+Take that found nothing, or of the look before it. While there is more than it can take, it looks every LOOK_MS instead.
 
 Messages of a consumer whose lease has ended are moved under one's own, on condition that it has, and fail: one attempt more,
 with the reason, and then what `on_death` says. The dead one's acknowledgement, should it come back to life, is refused, since the
@@ -22,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.clock import sleep_or
 from holdfast.codec import encode
@@ -51,6 +50,7 @@ from holdfast.layers.queue_entries import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     RESERVED,
+    Begun,
     delayed_prefix,
     depth_key,
     instant_of,
@@ -78,16 +78,10 @@ RECLAIMED_MAX: Final = 64
 
 log = logging.getLogger("holdfast.queues")
 
+Operations = tuple[Operation, ...]
+Conditions = tuple[Condition, ...]
 Settle = Callable[[Entry, str], Awaitable[None]]
 """What to do with a message; the text is why."""
-
-
-class Begun(Protocol):
-    """A message that somebody works on."""
-
-    async def stop(self) -> None:
-        """Its consumer stops: do what the policy says."""
-        ...
 
 
 class Receiver:
@@ -199,31 +193,33 @@ class Receiver:
 
     # --- for those here who put something that is waited for ---
 
-    def reach(self) -> Take | None:
-        """What takes the first of the line in the batch that puts one more, if somebody waits; `reached` or `missed` must follow.
-
-        The batch needs `Present` of `lease`.
-        """
+    async def taking(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt:
+        """Commit what puts a message; if somebody waits here, the first of the line is taken in the same batch."""
+        lease = self.lease
         waiting = sum(not reply.done() for reply in self._waiting) - self._promised
-        if self.lease is None or self.lease.lost.is_set() or self._closed or waiting <= 0:
-            return None
-        self._promised += 1
+        if lease is None or lease.lost.is_set() or self._closed or waiting <= 0:
+            return await scope.commit(operations, conditions)
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        return Take(ready_prefix(self.name), self._prefix(self.lease), 1, None, *counters)
-
-    def reached(self, entries: list[Entry]) -> None:
-        """The batch was committed, and gave this."""
-        self._promised -= 1
-        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
+        take = Take(ready_prefix(self.name), self._prefix(lease), 1, None, *counters)
+        self._promised += 1
+        try:
+            receipt = await scope.commit((*operations, take), (*conditions, Present(lease.key)))
+        except Conflict as conflict:
+            self._want()
+            if conflict.key != lease.key:
+                raise
+            return await scope.commit(operations, conditions)
+        except BaseException:
+            self._unsure = True  # it may have been taken
+            self._want()
+            raise
+        finally:
+            self._promised -= 1
+        self._keep(receipt)
         self._deliver()
         if self._ahead:
             self._wake.set()
-
-    def missed(self, *, unsure: bool = False) -> None:
-        """The batch was refused; or nobody knows."""
-        self._promised -= 1
-        self._unsure = self._unsure or unsure
-        self._want()
+        return receipt
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -381,7 +377,7 @@ class Receiver:
 
     # --- taking ---
 
-    async def _commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
+    async def _commit(self, operations: Operations, conditions: Conditions) -> Receipt:
         """Without a request id: what changes nothing is not written, and the receipt tells as of when that is so."""
         return await self.scope.engine.commit(self.scope.space, Batch(self.scope.actor, operations, conditions))
 
@@ -434,12 +430,17 @@ class Receiver:
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
         take = Take(ready_prefix(self.name), self._prefix(lease), asked, None, *counters)
         receipt = await self._commit((*operations, take), (Present(lease.key),))
+        taken = self._keep(receipt)
+        if operations:
+            await self._look_for_delayed()
+        return taken
+
+    def _keep(self, receipt: Receipt) -> int:
+        """What the last operation, a Take, has given; tells how many."""
         entries = receipt.results[-1]
         assert isinstance(entries, list)  # noqa: S101 - what a Take gives
         self._took_at = receipt.version
         self._ahead.extend(entry for entry in entries if entry.key not in self.held)
-        if operations:
-            await self._look_for_delayed()
         return len(entries)
 
     def _promoting(self, pp: str, now: int, n: int) -> Take:

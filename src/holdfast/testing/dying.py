@@ -32,6 +32,8 @@ class Dying(Wrapper):
         super().__init__(inner)
         self.commits = 0
         self.dead = asyncio.Event()
+        self.dying = False
+        """Whether the commit after which it dies is under way."""
         self._at = at
         self._after = after
 
@@ -46,9 +48,11 @@ class Dying(Wrapper):
             return await self.inner.commit(space, batch)
         number, self.commits = self.commits, self.commits + 1
         if number == self._at:
+            self.dying = self._after
             self.dead.set()
             if self._after:
                 await self.inner.commit(space, batch)
+                self.dying = False
             await self._live()
         return await self.inner.commit(space, batch)
 
