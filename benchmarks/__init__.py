@@ -27,6 +27,7 @@ NAMES: Final = (
     "correlations",
     "launching",
     "queues",
+    "workflows",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

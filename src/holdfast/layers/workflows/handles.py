@@ -30,6 +30,7 @@ from holdfast.layers.workflows.entries import (
     CANCEL,
     CANCELLED,
     COMPLETED,
+    ENDINGS,
     EXECUTIONS,
     PAUSE,
     RESUME,
@@ -53,12 +54,14 @@ from holdfast.layers.workflows.entries import (
     queue_name,
     raw,
     steps_prefix,
+    tag_of,
 )
 from holdfast.layers.workflows.retrying import retry_execution
 from holdfast.layers.workflows.sending import send
 from holdfast.layers.workflows.starting import meta_for, starting
 from holdfast.layers.workflows.worker import CONCURRENCY, LEASE_MS, Worker
 
+ENDED_TAGS: Final = frozenset(tag_of(status) for status in ENDINGS)
 LIST_MAX: Final = 1_000
 """Executions that a listing shows unless told otherwise."""
 HISTORY_MAX: Final = 100_000
@@ -99,20 +102,31 @@ class ExecutionHandle:
         scope = self._scope
         entry, meta = await scope.engine.get(scope.space, [execution_key(self.id), meta_key(self.id)])
         if entry is None or meta is None:
-            raise NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
+            raise self._unknown()
         return execution_of(entry), meta_of(meta)
+
+    async def _execution(self) -> Execution:
+        scope = self._scope
+        [entry] = await scope.engine.get(scope.space, [execution_key(self.id)])
+        if entry is None:
+            raise self._unknown()
+        return execution_of(entry)
+
+    def _unknown(self) -> NotFound:
+        return NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
 
     async def result(self, wait: Duration | None = None) -> Any:
         """Its result, when it has one; ExecutionFailed if it failed or was cancelled, TimedOut after `wait` (None: never)."""
         scope, key = self._scope, execution_key(self.id)
         patience = wait_ms(wait)
         deadline = None if patience is None else scope.clock.now_ms() + patience
-        execution, _ = await self._read()
-        if not execution.ended and patience != 0:
-            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key) as changed:
+        if patience == 0:
+            execution = await self._execution()
+        else:
+            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key, ENDED_TAGS) as changed:
                 while True:
                     changed.clear()
-                    execution, _ = await self._read()
+                    execution = await self._execution()
                     if execution.ended or not await sleep_or(scope.clock, deadline, changed):
                         break
         if not execution.ended:

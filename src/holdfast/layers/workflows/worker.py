@@ -33,6 +33,7 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.definitions import Definition, is_older, registry
 from holdfast.layers.workflows.entries import (
     CANCEL,
+    EXECUTIONS,
     INBOX,
     PAUSED,
     PENDING,
@@ -267,6 +268,7 @@ class Worker:
         finally:
             del self._runs[id]
             run.over.set()
+            self._coordination.awaiting(scope, EXECUTIONS).tell(execution_key(id))
         return True
 
     async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
