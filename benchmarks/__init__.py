@@ -29,6 +29,7 @@ NAMES: Final = (
     "tasks",
     "commands",
     "queues",
+    "workflows",
     "keeper_set",
     "keeper_get",
     "keeper_lock",

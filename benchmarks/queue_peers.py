@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 IN_FLIGHT = 32
@@ -39,13 +39,13 @@ Round = Callable[[], Awaitable[object]]
 """Put IN_FLIGHT messages and see them done."""
 
 
-def environment() -> Path:
+def environment(packages: Iterable[str] = tuple(PACKAGES.values()), folder: Path = ENVIRONMENT) -> Path:
     """The Python of the peers, made on first use."""
-    python = ENVIRONMENT / "bin" / "python"
-    done = ENVIRONMENT / "complete"
+    python = folder / "bin" / "python"
+    done = folder / "complete"
     if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True, timeout=INSTALL_S)
-        command = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *PACKAGES.values()]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_S)
+        command = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages]
         subprocess.run(command, check=True, timeout=INSTALL_S, capture_output=True)
         done.touch()
     return python

@@ -48,7 +48,8 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
                 contenders: dict[str, Turn] = {"ours": _turn(queue, IN_FLIGHT)}
                 for name in peers:
                     try:
-                        contenders[name] = stack.enter_context(_peer(name, place(name)))
+                        command = [str(environment()), queue_peers.__file__, name, place(name)]
+                        contenders[name] = stack.enter_context(peer(name, command))
                     except (OSError, subprocess.SubprocessError) as exc:
                         print(f"# {name} is left out: {exc}", file=sys.stderr)
                 rates = await take_turns(plan, contenders)
@@ -121,9 +122,8 @@ def _place(kind: str, plan: Plan, stack: ExitStack) -> tuple[str, Callable[[str]
 
 
 @contextmanager
-def _peer(name: str, place: str) -> Iterator[Turn]:
+def peer(name: str, command: list[str]) -> Iterator[Turn]:
     """A peer that takes its turns as long as this lasts."""
-    command = [str(environment()), queue_peers.__file__, name, place]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

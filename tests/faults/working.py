@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import holdfast
@@ -39,12 +40,32 @@ def expected(n: int) -> dict[str, Any]:
     return {"first": n, "items": [0, 1, 2, 3, 4], "doubled": 2 * n, "answer": f"yes {n}", "count": n + 10}
 
 
+@workflow(name="paused")
+async def paused(ctx: Context, folder: str) -> str:
+    await ctx.step("before", counts, 1)
+    where: str = await ctx.step("slow", waits_for_a_file, folder)
+    await ctx.step("after", counts, 2)
+    return where
+
+
+async def waits_for_a_file(ctx: Context, folder: str) -> str:
+    """In one worker: until it is told to go on. In the other: at once."""
+    await ctx.state.increment("count", 10)
+    if os.environ.get("HOLDFAST_SLOW"):
+        Path(folder, "begun").touch()
+        while not Path(folder, "go").exists():
+            await asyncio.sleep(0.01)
+        Path(folder, "woken").touch()
+        return "the one that was paused"
+    return "the other one"
+
+
 async def main() -> None:
     settings = json.loads(sys.argv[1])
     token = os.environ.get("HOLDFAST_TOKEN")
     async with holdfast.open(settings["url"], token=token) as store:
         space = store.space(SPACE, agent="boss")
-        async with space.workflows.worker([journey, child], concurrency=20, lease=settings["lease"]):
+        async with space.workflows.worker([journey, child, paused], concurrency=20, lease=settings["lease"]):
             print("running", flush=True)
             await asyncio.get_running_loop().create_future()
 

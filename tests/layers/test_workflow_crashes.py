@@ -11,28 +11,33 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import Context, Retry, Space, StepFailed, Store, TimedOut, Worker, workflow
-from holdfast.engine import Batch, ChangeSet, Entry, Page, Receipt, Touch
-from holdfast.layers.coordination import Coordination
-from holdfast.layers.leases import Leases
+from holdfast import Context, Retry, Space, StepFailed, TimedOut, workflow
 from holdfast.layers.workflows import journal as journal_module
+from holdfast.layers.workflows.branches import Branch
 from holdfast.layers.workflows.journal import Journal
-from holdfast.middleware.wrapper import Wrapper
-from tests.layers.timeline import Timeline
+from holdfast.testing.dying import Life
+from holdfast.testing.timeline import Timeline
+from holdfast.testing.workflows import ended
 
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 SEEDS = range(2_000) if SOAK else range(24)
 Program = list[dict[str, Any]]
 SEEN: Counter[str] = Counter()
 """Which calls the programs made: all of them must occur."""
+
+
+SPEED = 1.0
+"""How much faster time goes: programs that are run in real time have little of it."""
+
+
+def span(seconds: float) -> float:
+    return seconds / SPEED
 
 
 # --- programs ---
@@ -141,7 +146,7 @@ async def checkpointed(ctx: Context, key: str, n: int) -> int:
 
 async def naps_inside(ctx: Context, n: int) -> int:
     first: int = await ctx.step("inner", double, n)
-    await ctx.sleep("2s")
+    await ctx.sleep(span(2))
     second: int = await ctx.step("inner", double, first)
     return second
 
@@ -157,12 +162,12 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
         case "map":
             return await ctx.map("each", counted, range(n), max_workers=2)
         case "flaky":
-            return await ctx.step("flaky", fails_at_first, n % 3, retry=Retry(3, initial="3s"))
+            return await ctx.step("flaky", fails_at_first, n % 3, retry=Retry(3, initial=span(3)))
         case "failing":
             if n % 2:
                 return await ctx.step("failing", always_fails, on_error=lambda ctx, error: str(error))
             try:
-                await ctx.step("failing", always_fails, retry=Retry(2, initial="100ms"))
+                await ctx.step("failing", always_fails, retry=Retry(2, initial=span(0.1)))
             except StepFailed as exc:
                 return [exc.step, exc.kind, exc.reason]
         case "queued":
@@ -173,16 +178,16 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
         case "sent":
             return await ctx.step("sent", fails_at_first, n % 3, retry=Retry(3, initial="3s"), queue="q")
         case "sleep":
-            await ctx.sleep("20s")
+            await ctx.sleep(span(20))
         case "nap":
-            await ctx.sleep("100ms")
+            await ctx.sleep(span(0.1))
         case "wait":
-            return await ctx.wait_for("go", timeout="20s", default="never")
+            return await ctx.wait_for("go", timeout=span(20), default="never")
         case "timeout":
             try:
-                return await ctx.wait_for("nobody", timeout="5s" if n % 2 else "100ms")
+                return await ctx.wait_for("nobody", timeout=span(5 if n % 2 else 0.1))
             except TimedOut:
-                return await ctx.wait_for("nobody", timeout="20s", default="late")
+                return await ctx.wait_for("nobody", timeout=span(20), default="late")
         case "now":
             return ctx.now() <= ctx.now()
         case "random":
@@ -245,76 +250,6 @@ CALLS = {
 # --- killing ---
 
 
-class Killed(Wrapper):
-    """An engine whose user dies at one of its commits: nothing goes through any more, and nothing is answered."""
-
-    def __init__(self, inner: Any, at: int | None, *, after: bool) -> None:
-        super().__init__(inner)
-        self.commits = 0
-        self.dead = asyncio.Event()
-        self._at = at
-        self._after = after
-
-    async def _hang(self) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def commit(self, space: str, batch: Batch) -> Receipt:
-        if self.dead.is_set():
-            await self._hang()
-        if all(isinstance(op, Touch) for op in batch.operations):
-            return await self.inner.commit(
-                space, batch
-            )  # leases kept alive: to die there is to die before what comes next
-        number, self.commits = self.commits, self.commits + 1
-        if number == self._at:
-            self.dead.set()
-            if self._after:
-                await self.inner.commit(space, batch)
-            await self._hang()
-        return await self.inner.commit(space, batch)
-
-    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        if self.dead.is_set():
-            await self._hang()
-        return await self.inner.get(space, keys)
-
-    async def scan(self, space: str, prefix: str, **how: Any) -> Page:
-        if self.dead.is_set():
-            await self._hang()
-        return await self.inner.scan(space, prefix, **how)
-
-    async def watch(self, space: str, *prefixes: str, **how: Any) -> AsyncIterator[ChangeSet]:
-        async for commit in self.inner.watch(space, *prefixes, **how):
-            if self.dead.is_set():
-                await self._hang()
-            yield commit
-
-
-class Life:
-    """A worker with nothing in common with others but the store."""
-
-    def __init__(self, space: Space, folder: Path, at: int | None = None, *, after: bool = False) -> None:
-        self.engine = Killed(space._scope.engine, at, after=after)
-        self.coordination = Coordination(Leases(space._scope.clock))
-        scope = replace(space._scope, engine=self.engine)
-        self.worker: Worker = Space(scope, lambda: folder, self.coordination).workflows.worker(
-            [interpret], queues=["q"]
-        )
-        self._task = asyncio.ensure_future(self.worker.run())
-
-    async def end(self) -> None:
-        """As a killed process ends: nothing more is said."""
-        self.engine.dead.set()
-        self.worker.abandon()
-        self._task.cancel()
-        for part in self.coordination._shared.values():
-            for task in (part._task, getattr(part, "_watch", None)):
-                if task is not None:
-                    task.cancel()
-        await self.coordination.leases.close()
-        await asyncio.wait([self._task])
-
-
 async def outcome_of(space: Space, id: str) -> dict[str, Any]:
     """Everything that must not depend on what happened on the way."""
     found: dict[str, Any] = {}
@@ -347,28 +282,20 @@ async def lived(seed: int, folder: Path, kill_at: int | None, *, after: bool = F
         handle = await space.workflows.start(interpret, program(random.Random(seed)), id="x")
         for number in range(12):
             await handle.signal("go", number)
-        life = Life(space, folder, kill_at, after=after)
+        life = Life(space, folder, [interpret], kill_at, after=after, queues=["q"])
         ending = asyncio.ensure_future(ended(store, space))
         dying = asyncio.ensure_future(life.engine.dead.wait())
         try:
             await clock.run(asyncio.ensure_future(asyncio.wait([ending, dying], return_when=asyncio.FIRST_COMPLETED)))
             if not ending.done():
                 await life.end()
-                life = Life(space, folder)
+                life = Life(space, folder, [interpret], queues=["q"])
                 await clock.run(ending)
             return await outcome_of(space, "x"), life.engine.commits
         finally:
             dying.cancel()
             ending.cancel()
             await life.end()
-
-
-async def ended(store: Store, space: Space) -> None:
-    """Return when every execution has ended."""
-    async for _ in store.engine.watch(space.name, "workflows/executions/", cursor="r0"):
-        page = await store.engine.scan(space.name, "workflows/live/", limit=1)
-        if not page.entries:
-            return
 
 
 async def disturbed(seed: int, folder: Path, step: int = 1 if SOAK else 3) -> int:
@@ -427,3 +354,29 @@ async def test_state_that_is_committed_apart_from_its_step_is_found_out(
         if await disturbed(seed, tmp_path, 1):
             return
     pytest.fail("nobody noticed")
+
+
+async def test_steps_that_are_not_told_apart_by_their_ordinals_are_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [(await lived(seed, tmp_path, None))[0] for seed in range(6)]
+    begin = Branch.__init__
+
+    def forgetful(self: Branch, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        self.ordinals = AlwaysTheFirst()
+
+    class AlwaysTheFirst(dict[str, int]):
+        def get(self, name: str, default: Any = None) -> int:
+            return 0
+
+    monkeypatch.setattr(Branch, "__init__", forgetful)
+    found = [await _or_stuck(seed, tmp_path) for seed in range(6)]
+    assert found != expected
+
+
+async def _or_stuck(seed: int, folder: Path) -> Any:
+    try:
+        return (await lived(seed, folder, None))[0]
+    except AssertionError as stuck:
+        return str(stuck)

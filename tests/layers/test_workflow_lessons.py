@@ -217,3 +217,42 @@ async def test_a_replay_sees_the_time_that_it_saw_and_not_the_present(
     assert await soon(handle.result()) is True
     assert len(moments) == 2
     assert moments[0] == moments[1]
+
+
+@workflow
+async def counts_and_sleeps(ctx: Context) -> Any:
+    await ctx.step("count", counts_one)
+    await ctx.state.increment("between", 5)
+    await ctx.step("again", counts_one)
+    await ctx.sleep("1h")
+    return ctx.state.all()
+
+
+async def counts_one(ctx: Context) -> None:
+    await ctx.state.increment("count")
+
+
+async def test_what_is_in_the_state_is_not_added_to_it_again_by_a_replay(
+    boss: Space, hosts: Hosts, clock: ManualClock
+) -> None:
+    worker = await hosts.start(counts_and_sleeps)
+    handle = await boss.workflows.start(counts_and_sleeps)
+    await waits_for(handle, "sleep")
+    await hosts.kill(worker)
+    assert await handle.state() == {"between": 5, "count": 2}
+    await hosts.start(counts_and_sleeps)
+    clock.advance("1h")
+    assert await soon(handle.result()) == {"between": 5, "count": 2}
+    assert await handle.state() == {"between": 5, "count": 2}
+
+
+async def test_an_execution_is_not_resumed_by_two_who_find_it(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
+    handle = await boss.workflows.start(three_steps, 1, id="one")
+    queue = boss.queue("workflows.three_steps")
+    for _ in range(5):  # whoever may put messages can wake, and cannot run anything twice
+        await queue.put({"execution": "one"})
+    for _ in range(3):
+        await hosts.start(three_steps)
+    assert await soon(handle.result()) == 4
+    await until(lambda: _empty(boss))
+    assert [event.event for event in await handle.log()].count("completed") == 4, "three steps and the end, each once"

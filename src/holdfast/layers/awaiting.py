@@ -18,8 +18,18 @@ from holdfast.errors import Compacted, Error
 
 RETRY_MS: Final = 100
 """After the feed could not be followed."""
+LINGER_S: Final = 2.0
+"""How long the feed is followed when nobody waits any more: mostly somebody comes back at once. Nothing depends on it."""
 
 log = logging.getLogger("holdfast.awaiting")
+
+
+class Listener(asyncio.Event):
+    """One who waits."""
+
+    def __init__(self, tags: frozenset[str] | None) -> None:
+        super().__init__()
+        self.tags = tags
 
 
 class Awaiting:
@@ -30,13 +40,14 @@ class Awaiting:
         self._space = space
         self._prefix = prefix
         self._clock = clock
-        self._events: dict[str, set[asyncio.Event]] = {}
+        self._events: dict[str, set[Listener]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._leaving: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def listening(self, key: str) -> AsyncIterator[asyncio.Event]:
-        """As long as this lasts: the event is set when the entry changes."""
-        event = asyncio.Event()
+    async def listening(self, key: str, tags: frozenset[str] | None = None) -> AsyncIterator[asyncio.Event]:
+        """As long as this lasts: the event is set when the entry changes; if `tags` are given, to one with such a tag, or to nothing."""
+        event = Listener(tags)
         self._events.setdefault(key, set()).add(event)
         try:
             if self._task is None:
@@ -48,10 +59,23 @@ class Awaiting:
             self._events[key].discard(event)
             if not self._events[key]:
                 del self._events[key]
-            if not self._events:
-                self.stop()
+            if not self._events and self._leaving is None:
+                self._leaving = asyncio.get_running_loop().call_later(LINGER_S, self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = None
+        if not self._events:
+            self.stop()
+
+    def tell(self, key: str) -> None:
+        """An entry was changed here: who waits need not wait for the feed to say so."""
+        for event in self._events.get(key, ()):
+            event.set()
 
     def stop(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -67,7 +91,8 @@ class Awaiting:
                     cursor = commit.cursor
                     for change in commit.changes:
                         for event in self._events.get(change.key, ()):
-                            event.set()
+                            if event.tags is None or not change.exists or change.tag in event.tags:
+                                event.set()
             except Error as exc:
                 log.debug("the feed of %s is followed anew: %s", self._space, exc)
                 await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)

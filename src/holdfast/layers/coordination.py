@@ -32,6 +32,8 @@ class Coordination:
         self._engine = engine
         self.sizes: dict[str, int] = {}
         """Sizes that were compared with what is stored, by space and key."""
+        self.receivers: dict[Hashable, object] = {}
+        """Who takes messages here, by engine, space, agent and queue: what is put here can be handed over in the same commit."""
         self._lines: dict[str, Lines] = {}
         self._shared: dict[Hashable, Any] = {}
         self._awaited: dict[tuple[str, str], Awaiting] = {}
@@ -57,7 +59,8 @@ class Coordination:
 
     def forget(self, name: Hashable) -> None:
         """Nobody needs it any more."""
-        self._shared.pop(name, None)
+        gone = self._shared.pop(name, None)
+        self.receivers = {each: receiver for each, receiver in self.receivers.items() if receiver is not gone}
 
     async def close(self) -> None:
         for part in reversed(list(self._shared.values())):

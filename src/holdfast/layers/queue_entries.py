@@ -24,7 +24,7 @@ import random
 import re
 import secrets
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -221,6 +221,14 @@ class Failure(msgspec.Struct, frozen=True):
     at: int
     agent: str
     reason: str
+
+
+class Begun(Protocol):
+    """A message that somebody works on."""
+
+    async def stop(self) -> None:
+        """Its consumer stops: do what the policy says."""
+        ...
 
 
 class Peeked(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -275,6 +275,13 @@ class Queue:
         receiver = self._receiver()
         return Message(self, receiver, await receiver.receive(deadline))
 
+    async def commit_and_take(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
+        """Commit what puts a message here; if somebody of this process waits for one, in the same batch with the taking of it."""
+        found = self._coordination.receivers.get(self._receiver_name[:-1])
+        if not isinstance(found, Receiver):
+            return await self.scope.commit(operations, conditions)
+        return await found.taking(self.scope, operations, conditions)
+
     def take_ahead(self, n: int) -> None:
         """From now on, so many are taken ahead of those that are asked for."""
         self._receiver().prefetch = min(n, PREFETCH_MAX)
@@ -320,9 +327,13 @@ class Queue:
                 for message in begun:
                     await message.stop()
 
+    @property
+    def _receiver_name(self) -> tuple[Hashable, ...]:
+        scope = self.scope
+        return ("receiver", id(scope.engine), scope.space, scope.actor, self.name, self.options.lease_ms)
+
     def _receiver(self) -> Receiver:
-        scope, options = self.scope, self.options
-        name = ("receiver", id(scope.engine), scope.space, scope.actor, self.name, options.lease_ms)
+        scope, options, name = self.scope, self.options, self._receiver_name
         receiver = self._coordination.shared(
             name,
             lambda: Receiver(
@@ -335,6 +346,7 @@ class Queue:
                 lambda: self._coordination.forget(name),
             ),
         )
+        self._coordination.receivers[name[:-1]] = receiver
         receiver.prefetch = max(receiver.prefetch, options.prefetch)
         return receiver
 

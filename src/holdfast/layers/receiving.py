@@ -4,9 +4,8 @@ It holds a lease, `consumers/<q>/<lease>`, and takes messages by moving them und
 and are wanted ahead. Those taken ahead have not begun: when the receiver stops, they go back to where they were.
 
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
-delayed message is due, or until the lease of another consumer should have ended, whichever comes first. The feed is followed
-from the revision at which it was last looked for delayed messages and other consumers, before the Take that found nothing, so
-nothing is missed in between. While there is more than it can take, it does not follow the feed, but looks every LOOK_MS.
+delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
+Take that found nothing, or of the look before it. While there is more than it can take, it looks every LOOK_MS instead.
 
 Messages of a consumer whose lease has ended are moved under one's own, on condition that it has, and fail: one attempt more,
 with the reason, and then what `on_death` says. The dead one's acknowledgement, should it come back to life, is refused, since the
@@ -22,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.clock import sleep_or
 from holdfast.codec import encode
@@ -51,6 +50,7 @@ from holdfast.layers.queue_entries import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     RESERVED,
+    Begun,
     delayed_prefix,
     depth_key,
     instant_of,
@@ -78,16 +78,10 @@ RECLAIMED_MAX: Final = 64
 
 log = logging.getLogger("holdfast.queues")
 
+Operations = tuple[Operation, ...]
+Conditions = tuple[Condition, ...]
 Settle = Callable[[Entry, str], Awaitable[None]]
 """What to do with a message; the text is why."""
-
-
-class Begun(Protocol):
-    """A message that somebody works on."""
-
-    async def stop(self) -> None:
-        """Its consumer stops: do what the policy says."""
-        ...
 
 
 class Receiver:
@@ -121,6 +115,10 @@ class Receiver:
         self._impatient: set[asyncio.Future[Entry]] = set()
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
+        self._promised = 0
+        """How many of those who wait are about to get a message from a batch of somebody here."""
+        self._asleep = False
+        """Whether it is known that there is nothing, and the feed will tell when there is."""
         self._low = False
         """Whether more is to be taken ahead."""
         self._task: asyncio.Task[None] | None = None
@@ -128,6 +126,8 @@ class Receiver:
         self._wake = asyncio.Event()
         self._known = 0
         """The revision as of which delayed messages and other consumers are known; the feed tells what came after."""
+        self._took_at = 0
+        """The revision as of which the last Take found what it found."""
         self._unsure = False
         """Whether something may be under the lease that nobody here knows of."""
         self._due: dict[str, int] = {}
@@ -156,7 +156,8 @@ class Receiver:
         self._waiting.append(reply)
         try:
             if deadline is None:
-                self._want()
+                if not self._asleep:
+                    self._want()
                 return await reply
             return await self._until(reply, deadline)
         except BaseException:
@@ -187,8 +188,38 @@ class Receiver:
 
     def settled(self, key: str) -> None:
         """A message that had begun is not here any more."""
-        if self.held.pop(key, self) is not self and not self.held:
+        if self.held.pop(key, self) is not self and not self.held and not self._asleep:
             self._wake.set()
+
+    # --- for those here who put something that is waited for ---
+
+    async def taking(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt:
+        """Commit what puts a message; if somebody waits here, the first of the line is taken in the same batch."""
+        lease = self.lease
+        waiting = sum(not reply.done() for reply in self._waiting) - self._promised
+        if lease is None or lease.lost.is_set() or self._closed or waiting <= 0:
+            return await scope.commit(operations, conditions)
+        counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
+        take = Take(ready_prefix(self.name), self._prefix(lease), 1, None, *counters)
+        self._promised += 1
+        try:
+            receipt = await scope.commit((*operations, take), (*conditions, Present(lease.key)))
+        except Conflict as conflict:
+            self._want()
+            if conflict.key != lease.key:
+                raise
+            return await scope.commit(operations, conditions)
+        except BaseException:
+            self._unsure = True  # it may have been taken
+            self._want()
+            raise
+        finally:
+            self._promised -= 1
+        self._keep(receipt)
+        self._deliver()
+        if self._ahead:
+            self._wake.set()
+        return receipt
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -326,7 +357,7 @@ class Receiver:
             self._leases.lose(self.lease)
             self.lease = None
             self._ahead.clear()
-            self._searched_at = None
+            self._searched_at = self._looked_at = None  # what was under it is looked for at once
 
     async def close(self) -> None:
         """Take nothing more; give back what has not begun, and do with the rest what its policy for a stop says."""
@@ -348,7 +379,7 @@ class Receiver:
 
     # --- taking ---
 
-    async def _commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
+    async def _commit(self, operations: Operations, conditions: Conditions) -> Receipt:
         """Without a request id: what changes nothing is not written, and the receipt tells as of when that is so."""
         return await self.scope.engine.commit(self.scope.space, Batch(self.scope.actor, operations, conditions))
 
@@ -381,7 +412,9 @@ class Receiver:
         asked = min(max(1, waiting + self.prefetch - len(self._ahead)), TAKE_MAX // 2)
         taken = await self._take(lease, asked)
         if taken < asked and self._watch is None and not looked:
+            as_of = self._took_at
             await self._look(lease)  # before it is said that there is nothing
+            self._known = min(self._known, as_of)  # what came between the Take and the look is told by the feed
             if any(due <= now for due in self._due.values()):
                 taken += await self._take(lease, asked - taken)
         return taken, asked
@@ -399,11 +432,17 @@ class Receiver:
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
         take = Take(ready_prefix(self.name), self._prefix(lease), asked, None, *counters)
         receipt = await self._commit((*operations, take), (Present(lease.key),))
-        entries = receipt.results[-1]
-        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
-        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
+        taken = self._keep(receipt)
         if operations:
             await self._look_for_delayed()
+        return taken
+
+    def _keep(self, receipt: Receipt) -> int:
+        """What the last operation, a Take, has given; tells how many."""
+        entries = receipt.results[-1]
+        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
+        self._took_at = receipt.version
+        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
         return len(entries)
 
     def _promoting(self, pp: str, now: int, n: int) -> Take:
@@ -500,7 +539,11 @@ class Receiver:
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._follow(cursor_at(self._known)))
         times = [*self._due.values(), *([] if self._next_end is None else [self._next_end])]
-        await sleep_or(self.scope.clock, min(times, default=None), self._wake)
+        self._asleep = True
+        try:
+            await sleep_or(self.scope.clock, min(times, default=None), self._wake)
+        finally:
+            self._asleep = False
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -514,7 +557,9 @@ class Receiver:
             try:
                 async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor):
                     cursor = commit.cursor
-                    for change in commit.changes:
+                    for change in {
+                        change.key: change for change in commit.changes
+                    }.values():  # what is put and taken at once is no news
                         self._hear(change, prefixes)
             except (Unavailable, Compacted, OutcomeUnknown, RateLimitExceeded) as exc:
                 log.debug("the feed of queue %s is followed anew: %s", self.name, exc)

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import decode, encode, integer
 from holdfast.engine import SCAN_MAX, cursor_at
-from holdfast.errors import ExecutionFailed, InvalidInput, TimedOut
+from holdfast.errors import ExecutionFailed, InvalidInput, NotFound, TimedOut
 from holdfast.ids import new_id
 from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.coordination import Coordination
@@ -65,6 +65,7 @@ from holdfast.layers.workflows.entries import (
     queue_name,
     raw,
     steps_prefix,
+    tag_of,
 )
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
@@ -77,6 +78,7 @@ from holdfast.layers.workflows.sending import send
 from holdfast.layers.workflows.starting import meta_by_name, meta_for, start_execution
 from holdfast.layers.workflows.worker import CONCURRENCY, LEASE_MS, Worker
 
+ENDED_TAGS: Final = frozenset(tag_of(status) for status in ENDINGS)
 LIST_MAX: Final = 1_000
 """Executions that a listing shows unless told otherwise."""
 
@@ -116,17 +118,28 @@ class ExecutionHandle:
         _, execution, meta = await standing_of(self._scope, self.id)
         return execution, meta
 
+    async def _execution(self) -> Execution:
+        scope = self._scope
+        [entry] = await scope.engine.get(scope.space, [execution_key(self.id)])
+        if entry is None:
+            raise self._unknown()
+        return execution_of(entry)
+
+    def _unknown(self) -> NotFound:
+        return NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
+
     async def result(self, wait: Duration | None = None) -> Any:
         """Its result, when it has one; ExecutionFailed if it failed or was cancelled, TimedOut after `wait` (None: never)."""
         scope, key = self._scope, execution_key(self.id)
         patience = wait_ms(wait)
         deadline = None if patience is None else scope.clock.now_ms() + patience
-        execution, _ = await self._read()
-        if not execution.ended and patience != 0:
-            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key) as changed:
+        if patience == 0:
+            execution = await self._execution()
+        else:
+            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key, ENDED_TAGS) as changed:
                 while True:
                     changed.clear()
-                    execution, _ = await self._read()
+                    execution = await self._execution()
                     if execution.ended or not await sleep_or(scope.clock, deadline, changed):
                         break
         if not execution.ended:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -43,6 +43,8 @@ class Caller(Protocol):
     clock: Clock
     threads: Executor | None
     context: Context
+    replaced: Mapping[str, Callable[..., Any]]
+    """What tests do instead of a step, by its name."""
 
 
 class Elsewhere(Protocol):
@@ -109,6 +111,12 @@ def takes_ctx(function: Callable[..., Any]) -> str:
             first = number == 0 and parameter.kind is not parameter.KEYWORD_ONLY
             return "first" if first else "name"
     return ""
+
+
+def name_in(path: str) -> str:
+    """The name of the step, or of the map, that a path is about."""
+    *above, last = path.split("/")
+    return (last if "#" in last else above[-1]).rpartition("#")[0]
 
 
 async def perform(run: Run, task: Task) -> Any:
@@ -189,17 +197,17 @@ async def _call(run: Caller, task: Task, branch: Branch) -> Any:
     token = BRANCH.set(branch)
     try:
         args, named = task.args, {}
-        how = task.with_ctx or takes_ctx(task.function)
+        function, how = task.function, task.with_ctx or takes_ctx(task.function)
+        if run.replaced and (replacement := run.replaced.get(name_in(task.path))) is not None:
+            function, how = replacement, takes_ctx(replacement)
         if how == "first":
             args = (run.context, *args)
         elif how == "name":
             named = {"ctx": run.context}
-        if inspect.iscoroutinefunction(task.function):
-            return await task.function(*args, **named)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **named)
         context = contextvars.copy_context()
-        work = asyncio.get_running_loop().run_in_executor(
-            run.threads, lambda: context.run(task.function, *args, **named)
-        )
+        work = asyncio.get_running_loop().run_in_executor(run.threads, lambda: context.run(function, *args, **named))
         value = await work
         return await value if inspect.isawaitable(value) else value
     finally:

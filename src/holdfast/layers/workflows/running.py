@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
 
@@ -92,6 +92,7 @@ class Host(Protocol):
 
     scope: Scope
     threads: Executor | None
+    replaced: Mapping[str, Callable[..., Any]]
 
     def queue_of(self, name: str) -> Queue: ...
     def defined(self, name: str) -> Definition: ...
@@ -109,6 +110,7 @@ class Run:
         self.scope = host.scope
         self.clock: Clock = host.scope.clock
         self.threads = host.threads
+        self.replaced = host.replaced
         self.queue_of: Callable[[str], Queue] = host.queue_of
         self.defined: Callable[[str], Definition] = host.defined
         self.control = host.control

@@ -86,6 +86,7 @@ class Guest:
         self.scope = host.scope
         self.clock: Clock = host.scope.clock
         self.threads = host.threads
+        self.replaced = host.replaced
         self.definition = definition
         self.message = message
         self.meta = meta

@@ -102,6 +102,8 @@ async def start_execution(
     while True:
         operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
         try:
+            if also is None and not in_line:  # a worker of this process may have it in the same commit
+                return await queue.commit_and_take(tuple(operations), tuple(conditions))
             return await scope.commit((*operations, *more), (*conditions, *needed))
         except Conflict as conflict:
             if conflict.key == meta_key(meta.id) and conflict.actual is not None:

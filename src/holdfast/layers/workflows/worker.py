@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -36,6 +36,7 @@ from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.definitions import Definition, is_older, registry
 from holdfast.layers.workflows.entries import (
     CANCEL,
+    EXECUTIONS,
     INBOX,
     PAUSED,
     PENDING,
@@ -94,6 +95,9 @@ class Worker:
         self.workflows = registry(workflows)
         self.concurrency = concurrency
         self.threads: Executor | None = None
+        """Where steps run that are not async."""
+        self.replaced: Mapping[str, Callable[..., Any]] = {}
+        """What is called instead of a step's function, by the step's name: for tests."""
         self.blobs = blobs
         self._coordination = coordination
         self._served = [check_queue(name) for name in dict.fromkeys(queues)]
@@ -108,6 +112,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(concurrency)
         self._free = concurrency
+        self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -141,7 +146,8 @@ class Worker:
     async def run(self) -> None:
         """Run whatever comes, until it is stopped or cancelled."""
         self._stopping.clear()
-        self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
+        if self.threads is None:
+            self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
         loop = asyncio.get_running_loop()
         await self._announce()
         loops = [loop.create_task(self._follow(await self._now())), loop.create_task(self._ends.follow())]
@@ -186,6 +192,7 @@ class Worker:
                 log.info("what was taken ahead comes back when the lease ends: %s", exc)
         if self.threads is not None:
             self.threads.shutdown(wait=False, cancel_futures=True)
+            self.threads = None
 
     def abandon(self) -> None:
         """End as a process does that is killed: nothing is given back, nothing is said. For tests of what comes after."""
@@ -223,6 +230,9 @@ class Worker:
     async def _consume(self, queue: Queue, work: Callable[[Message], Coroutine[Any, Any, None]]) -> None:
         clock = self.scope.clock
         while True:
+            while self._free <= 0:  # what waits is for others, as long as there is no room here
+                self._freed.clear()
+                await self._freed.wait()
             queue.take_ahead(min(self._free - 1, AHEAD_MAX) if self._free > 1 else 0)
             try:
                 message = await queue.take(wait=None)
@@ -261,6 +271,7 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._free += 1
+        self._freed.set()
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an execution could not be run", exc_info=error)
@@ -320,6 +331,7 @@ class Worker:
         finally:
             del self._runs[id]
             run.over.set()
+            self._coordination.awaiting(scope, EXECUTIONS).tell(execution_key(id))
         return True
 
     async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
