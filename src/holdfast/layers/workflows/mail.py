@@ -103,7 +103,6 @@ class Mail:
             [inbox] = await scope.engine.get(scope.space, [inbox_key(self._id)])
         if inbox is None:
             return
-        self.unchanged = VersionIs(inbox.key, inbox.version)
         for prefix in mail_prefixes(self._id):
             page = await scope.engine.scan(scope.space, prefix, limit=SIGNALS_MAX)
             for entry in page.entries:
@@ -112,6 +111,7 @@ class Mail:
                     name = unescape(entry.key[len(prefix) :].partition("/")[0])
                     letter = Letter(entry.key, msgspec.Raw(entry.value), name)
                     self._letters.setdefault(name, deque()).append(letter)
+        self.unchanged = VersionIs(inbox.key, inbox.version)  # only now: what it counts is known
 
     def has(self, name: str) -> bool:
         return bool(self._letters.get(name))

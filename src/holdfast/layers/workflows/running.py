@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode
-from holdfast.engine import Delete, Entry, Present, Receipt
+from holdfast.engine import Condition, Delete, Entry, Present, Receipt
 from holdfast.errors import (
     AccessDenied,
     Conflict,
@@ -391,7 +391,8 @@ class Run:
         if due is not None and due - self.clock.now_ms() <= HOLD_MS:
             return
         self._flush_all()
-        self._parking = self.journal.close(self._aside)
+        unchanged = self.mail.unchanged  # as it is now: what is read from here on must find it awake
+        self._parking = self.journal.close(lambda: self._aside(unchanged))
         self._parking.add_done_callback(lambda _: self.news.set())
 
     def _flush_all(self) -> None:
@@ -399,7 +400,7 @@ class Run:
             if operations := flush(self, branch):
                 self.journal.stage(operations)
 
-    def _aside(self) -> Parts:
+    def _aside(self, unchanged: Condition) -> Parts:
         waits = tuple(wait for wait, _ in self._waits.values())
         times = [wait.until for wait in waits if wait.until is not None]
         if (deadline := self._deadline()) is not None:
@@ -407,7 +408,7 @@ class Run:
         operations, conditions = self.standing.put_aside(
             RUNNING, waits[:WAITS_SHOWN_MAX], min(times, default=None), None
         )
-        return operations, [*conditions, self.mail.unchanged]
+        return operations, [*conditions, unchanged]
 
     async def _parked(self, parking: asyncio.Future[Receipt]) -> bool:
         """Whether it was put aside; if something has come in the meantime, it goes on."""

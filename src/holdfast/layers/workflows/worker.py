@@ -321,6 +321,8 @@ class Worker:
         if self._stopping.is_set():
             await message.release()
             return True
+        if id in self._runs:  # another message of the same execution came in between
+            return await self._run(definition, message, id)
         self._runs[id] = run
         try:
             if message.attempts >= DEATHS_MAX:
