@@ -192,7 +192,7 @@ async def test_sessions_keep_their_promises_on_a_file_that_others_write(tmp_path
 async def test_a_tier_that_trusts_its_feed_is_seen_by_the_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.CachedEngine", TrustsThatNoNewsIsGoodNews)
+    monkeypatch.setattr("holdfast.middleware.cache.CachedEngine", TrustsThatNoNewsIsGoodNews)
     judge = Judge()
     async with opened(str(tmp_path / "team.db"), Cache(ttl=TTL_S)) as stores:
         deadline = time.monotonic() + 20

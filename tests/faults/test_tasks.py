@@ -98,6 +98,7 @@ class Hosts:
         options = {"space": SPACE, "host": f"host{number}", "concurrency": "2", "lease": LEASE, "idle": "300"}
         command = [sys.executable, "-m", "holdfast.manager", *(f"--{name}={value}" for name, value in options.items())]
         env = {**os.environ, "HOLDFAST_STORE": self._target.url, "HOLDFAST_TOKEN": self._target.token or ""}
+        env["PYTHONPATH"] = str(ROOT)
         # Imported once: otherwise most of the time is that of imports.
         command += ["--preload=tests.manager.targets", f"--preload=holdfast.engines.{self._target.engine}"]
         with (self._folder / f"host{number}.log").open("ab") as log:

@@ -93,7 +93,8 @@ async def test_a_command_runs_where_it_is_told_to(launcher: Launcher, order: Mak
 
 async def test_a_command_has_three_descriptors_and_default_signals(launcher: Launcher, order: MakeOrder) -> None:
     child = await launcher.start(order("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"))
-    assert [int(word, 16) for word in (await printed(child))["stdout"].split()[1::2]] == [0, 0]
+    masks = [int(word, 16) for word in (await printed(child))["stdout"].split()[1::2]]
+    assert [mask & 0x7FFFFFFF for mask in masks] == [0, 0]  # signals 32 and 33 are the C library's own
     child = await launcher.start(order("sh", "-c", "ls /proc/$$/fd"))
     assert (await printed(child))["stdout"].split() == [b"0", b"1", b"2"]
 

@@ -72,9 +72,9 @@ SPINS: Final = 8
 RETRY_MS: Final = 200
 """After something failed."""
 PROMOTED_MAX: Final = 64
-"""Delayed messages of one priority that become ready in one commit."""
 RECLAIMED_MAX: Final = 64
-"""Messages of a dead consumer that are taken in one commit."""
+"""Delayed messages of one priority, and messages of a dead consumer, that one commit moves."""
+NOTHING: Final = "nothing came to queue {!r} in time; wait again, or do something else"
 
 log = logging.getLogger("holdfast.queues")
 
@@ -183,7 +183,7 @@ class Receiver:
         reply.add_done_callback(lambda _: answered.set())
         await sleep_or(clock, deadline, answered)
         if not reply.done():
-            raise self._nothing()
+            raise Empty(NOTHING.format(self.name))
         return reply.result()
 
     def settled(self, key: str) -> None:
@@ -228,9 +228,6 @@ class Receiver:
         self._deliver()
         self._wake.set()
 
-    def _nothing(self) -> Empty:
-        return Empty(f"nothing came to queue {self.name!r} in time; wait again, or do something else")
-
     def _want(self) -> None:
         self._wake.set()
         if self._task is None and not self._closed:
@@ -259,7 +256,7 @@ class Receiver:
                 if taken >= asked:
                     self._stop_watching()  # busy
                 elif self._waiting:
-                    self._refuse_impatient(self._nothing())
+                    self._refuse_impatient(Empty(NOTHING.format(self.name)))
                     if any(not reply.done() for reply in self._waiting):
                         await self._sleep()
         except asyncio.CancelledError:
