@@ -46,7 +46,7 @@ from holdfast.engines.evaluation import size_of
 from holdfast.engines.feed import follow
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.postgres_commit import MadeAnew, Writer
-from holdfast.engines.postgres_feed import Bell, PostgresFeed
+from holdfast.engines.postgres_feed import Bell
 from holdfast.engines.postgres_link import (
     FALSE,
     TRUE,
@@ -152,7 +152,7 @@ class PostgresEngine:
         self._locks = locks
         self._time = ServerTime(clock)
         self._pool = Pool(self._connect)
-        self._bell = Bell(self._pool.run, self._connect, locks)
+        self._bell = Bell(self._pool.run, self._ask, self._connect, locks)
         self._writer = Writer(self._pool, self._time, locks, self._bell.committed)
         self._committer = Committer(self._writer.write)
         self._homes: dict[str, _Home] = {}
@@ -247,11 +247,12 @@ class PostgresEngine:
     ) -> AsyncIterator[ChangeSet]:
         home = await self._home(space)
         if home is not None and home.durability == "volatile":
-            commits = self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        else:
-            commits = follow(PostgresFeed(self, space), prefixes, cursor, live)
-        async for commit in commits:
-            yield commit
+            async for commit in self._volatile.watch(space, *prefixes, cursor=cursor, live=live):
+                yield commit
+            return
+        with self._bell.watching(space) as tail:
+            async for commit in follow(tail, prefixes, cursor, live):
+                yield commit
 
     async def _ask(self, *calls: Call) -> list[Rows]:
         """A read; a connection that breaks meanwhile costs nothing but time."""
@@ -446,9 +447,9 @@ class PostgresEngine:
             if link is not None:
                 self._pool.release(link)
             self._writer.forget(space)
-            self._bell.wake(space)
+            self._bell.tails.look(space)
         if state.id is not None:
-            self._bell.committed(space, state.id)
+            self._bell.committed(space, state.id, 0, state.revision + 1, ())
         return answer
 
     async def _lock(self, link: Link, space: str) -> SpaceState:

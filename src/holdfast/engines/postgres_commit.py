@@ -31,10 +31,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
-from holdfast.engine import REQUEST_WINDOW_MS, Batch, Receipt
+from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.grouping import Waiting
 from holdfast.engines.postgres_functions import CHANGED, DONE, EXPIRED, LATE, MOVED, REBASED
@@ -91,6 +91,9 @@ ALONE_MAX: Final = 64
 TRIES_MAX: Final = 5
 """Times a group is begun anew after a connection broke, or the server ended a transaction to resolve a deadlock."""
 REPEATED_STATES: Final = ("40001", "40P01")
+
+Committed = Callable[[str, int, int, int, Sequence[ChangeSet]], None]
+"""Is told of a group: the space, its id, the revision before, the revision after, and the commits if all versions are as evaluated."""
 
 
 class MadeAnew(Exception):
@@ -154,7 +157,7 @@ class _Traffic:
 class Writer:
     """Commits groups, and remembers what it saw of spaces."""
 
-    def __init__(self, pool: Pool, time: ServerTime, locks: int, committed: Callable[[str, int], None]) -> None:
+    def __init__(self, pool: Pool, time: ServerTime, locks: int, committed: Committed) -> None:
         self._pool = pool
         self._time = time
         self._locks = locks
@@ -482,7 +485,8 @@ class Writer:
             _settle(items, group, state.revision, reply.revision, reply.time)
         if not group.empty:
             traffic.left = (reply.revision, reply.step)
-            self._committed(space, state.id or 0)
+            certain = [] if reply.moved else group.commits
+            self._committed(space, state.id or 0, state.revision, reply.revision, certain)
         worth = traffic.met(reply.moved if others is None else others, at_once=others is None)
         if before is not None and before is not state:
             same = before.sure and (before.revision, before.step) == (state.revision, state.step)

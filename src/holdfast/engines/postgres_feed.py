@@ -1,30 +1,34 @@
 """The feed of a space in a PostgreSQL store, as `feed.follow` reads it, and the bell that tells of new commits.
 
-A commit wakes the watchers of its own process directly. For those of others it is followed by a NOTIFY, which is no part
-of its transaction, because a NOTIFY holds a lock of the whole database until that ends. There is at most one per RING_S and
-engine, for all that was committed since the last, and none while nobody listens: a listener holds a shared advisory lock,
-and who rings tries to take it. Whoever misses a ring, because a connection broke or a listener had just come, finds the
-change by asking every POLL_S.
+A commit is handed to the watchers of its own process directly (`feed_tail.py`). For those of others it is followed by a NOTIFY
+with the space and its revision, which is no part of its transaction, because a NOTIFY holds a lock of the whole database until
+that ends. There is at most one per RING_S and engine, for all that was committed since the last, and none while nobody listens: a
+listener holds a shared advisory lock, and who rings tries to take it. Whoever misses a ring, because a connection broke or a
+listener had just come, finds the change by asking every POLL_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine import ChangeSet
+from holdfast.engines.feed_tail import Tail, Tails
 from holdfast.engines.postgres_link import Broken, Call, Link, Refused, Rows, int4, int8, number, text, text_array
 from holdfast.engines.postgres_rows import decode_row
 from holdfast.engines.postgres_statements import FEED, HEADS, LISTENING, POSITION, RING, listen_to
 from holdfast.errors import Compacted, Error
 
 if TYPE_CHECKING:
-    from holdfast.engines.postgres import PostgresEngine
+    pass
 
 RING_S: Final = 0.004
 """The pause between two rings."""
+RING_MAX: Final = 200
+"""Spaces one ring tells of: a NOTIFY has less than 8,000 bytes. Those left out are found by asking."""
 QUIET_S: Final = 0.1
 """The pause after a ring that nobody was there to hear."""
 POLL_S: Final = 0.25
@@ -35,18 +39,18 @@ FEED_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class PostgresFeed:
-    """`Feed` of one space."""
+    """The feed of one space, as the server has it."""
 
-    def __init__(self, engine: PostgresEngine, space: str) -> None:
-        self._engine = engine
+    def __init__(self, ask: Callable[..., Awaitable[list[Rows]]], space: str) -> None:
+        self._ask = ask
         self._space = space
 
     async def bounds(self) -> tuple[int, int]:
-        [rows] = await self._engine._ask((POSITION, (text(self._space),)))
+        [rows] = await self._ask((POSITION, (text(self._space),)))
         return (number(rows[0][0]), number(rows[0][1])) if rows else (0, 0)
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
-        [rows] = await self._engine._ask((FEED, (text(self._space), int8(after), int8(limit), int8(FEED_BYTES_MAX))))
+        [rows] = await self._ask((FEED, (text(self._space), int8(after), int8(limit), int8(FEED_BYTES_MAX))))
         if rows and after < (floor := number(rows[0][0])):
             raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
         found: list[ChangeSet] = []
@@ -57,18 +61,14 @@ class PostgresFeed:
                 break
         return found
 
-    async def changed(self, after: int) -> None:
-        with self._engine._bell.listening(self._space) as rung:  # before looking, so that nothing falls in between
-            if (await self.bounds())[1] <= after:
-                await rung
-
 
 class Bell:
-    """Wakes watchers in this process, and rings for those in others."""
+    """Tells the tails of this process what was committed, and rings for those in others."""
 
     def __init__(
         self,
         run: Callable[..., Awaitable[list[Rows]]],
+        ask: Callable[..., Awaitable[list[Rows]]],
         connect: Callable[[], Awaitable[Link]],
         locks: int,
     ) -> None:
@@ -77,45 +77,28 @@ class Bell:
         self._locks = locks
         self._channel = f"holdfast_{locks}"
         self._names: dict[int, str] = {}
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._seen: dict[str, int] = {}
-        self._pending: set[int] = set()
+        self.tails = Tails(partial(PostgresFeed, ask))
+        self._pending: dict[int, int] = {}
+        """Revisions to tell others of."""
         self._ringing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._closed = False
 
     @contextlib.contextmanager
-    def listening(self, space: str) -> Iterator[asyncio.Future[None]]:
-        """A future that is done at the next commit to the space, whoever makes it; it may be done for nothing."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._closed:
-            waiter.set_result(None)
-        elif self._listening is None:
+    def watching(self, space: str) -> Iterator[Tail]:
+        """The newest commits of a space, as long as this lasts."""
+        if self._listening is None and not self._closed:
             self._listening = asyncio.create_task(self._listen())
             self._polling = asyncio.create_task(self._poll())
-        self._waiting.setdefault(space, set()).add(waiter)
-        try:
-            yield waiter
-        finally:
-            waiting = self._waiting.get(space)
-            if waiting is not None:
-                waiting.discard(waiter)
-                if not waiting:
-                    self._waiting.pop(space, None)
+        with self.tails.watching(space) as tail:
+            yield tail
 
-    def wake(self, space: str) -> None:
-        """Something was committed to the space."""
-        for waiter in self._waiting.get(space, ()):
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def committed(self, space: str, id: int) -> None:
-        """We committed something to the space."""
+    def committed(self, space: str, id: int, after: int, revision: int, commits: Sequence[ChangeSet]) -> None:
+        """We brought the space to this revision; by these commits, directly after that one, unless there are none."""
         self._names[id] = space
-        if self._waiting:
-            self.wake(space)
-        self._pending.add(id)
+        self.tails.made(space, after, commits)
+        self._pending[id] = revision
         if self._ringing is None and not self._closed:
             self._ringing = asyncio.create_task(self._ring())
 
@@ -123,8 +106,8 @@ class Bell:
         """Tell other processes, until there is nothing more to tell."""
         try:
             while self._pending and not self._closed:
-                ids, self._pending = self._pending, set()
-                payload = ",".join(map(str, sorted(ids)[:500]))
+                told, self._pending = self._pending, {}
+                payload = ",".join(f"{id}:{revision}" for id, revision in [*told.items()][-RING_MAX:])
                 try:
                     [rows] = await self._run((RING, (int4(self._locks), text(self._channel), text(payload))))
                     heard = rows[0][0] == b"\x01"
@@ -145,8 +128,7 @@ class Bell:
                 link.ended = ended.set
                 calls: list[Call] = [(LISTENING, (int4(self._locks),)), (listen_to(self._channel), ())]
                 await link.send(*calls)
-                for space in list(self._waiting):
-                    self.wake(space)  # what was rung before we listened
+                self.tails.begin_anew()  # what was rung before we listened; and it may be another server
                 await ended.wait()
             except (Error, Broken, Refused):
                 await asyncio.sleep(AGAIN_S)
@@ -156,29 +138,25 @@ class Bell:
                     link.close()
 
     def _heard(self, payload: str) -> None:
-        for id in payload.split(","):
+        for each in payload.split(","):
+            id, _, revision = each.partition(":")
             name = self._names.get(int(id))
-            if name is not None:
-                self.wake(name)
-            else:  # a space we only watch: let the watchers look
-                for space in list(self._waiting):
-                    self.wake(space)
+            if name is None:  # a space we only watch
+                self.tails.look_all()
+            else:
+                self.tails.look(name, int(revision))
 
     async def _poll(self) -> None:
         """The safety net, for a ring that was missed."""
         while True:
             await asyncio.sleep(POLL_S)
-            if not self._waiting:
-                self._seen.clear()
+            if not self.tails:
                 continue
             with contextlib.suppress(Error, Broken, Refused):
-                [rows] = await self._run((HEADS, (text_array(list(self._waiting)),)))
+                [rows] = await self._run((HEADS, (text_array(list(self.tails)),)))
                 for id, name, revision in rows:
-                    space, reached = (name or b"").decode(), number(revision)
-                    self._names[number(id)] = space
-                    if self._seen.get(space) != reached:
-                        self._seen[space] = reached
-                        self.wake(space)
+                    space = self._names[number(id)] = (name or b"").decode()
+                    self.tails.look(space, number(revision))
 
     async def close(self) -> None:
         """Stop, and let whoever waits find out that the store is closed."""
@@ -187,5 +165,4 @@ class Bell:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for space in list(self._waiting):
-            self.wake(space)
+        self.tails.begin_anew()

@@ -150,7 +150,7 @@ class RedisEngine:
         self._administering: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._disowned = False
-        self.bell = Bell(self._servers)
+        self.bell = Bell(self._servers, lambda space: RedisFeed(self, space), lambda space: self.keys(space).bell)
         _ENGINES.add(self)
 
     def keys(self, space: str) -> SpaceKeys:
@@ -264,7 +264,15 @@ class RedisEngine:
     def watch(
         self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
     ) -> AsyncIterator[ChangeSet]:
-        return follow(RedisFeed(self, space), prefixes, cursor, live)
+        return self._follow(space, prefixes, cursor, live)
+
+    async def _follow(
+        self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
+    ) -> AsyncIterator[ChangeSet]:
+        with self.bell.tails.watching(space) as tail:
+            await self.bell.listen_to(space)
+            async for commit in follow(tail, prefixes, cursor, live):
+                yield commit
 
     # --- the life of spaces ---
 

@@ -1,22 +1,23 @@
-"""The feed of one space in Redis, as `feed.follow` reads it, and the bell that tells of new commits.
+"""The feed of one space in Redis, as its tail reads it, and the bell that tells of new commits.
 
 Each commit publishes its revision on the space's channel. An engine listens on one connection to all channels somebody
-follows. A message only wakes: what happened is read from the feed, after the follower's own position, so a message that
-is lost costs time and nothing else. A follower looks by itself every POLL_S, more often while there is no connection, and
-whenever it was made anew.
+follows. A message only says that there is something: what happened is read from the feed (`feed_tail.py`), so a message that is lost
+costs time and nothing else. Every POLL_S the feed is looked at without one, more often while there is no connection, and whenever
+that was made anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 
 from holdfast.engine import ChangeSet
+from holdfast.engines.feed_tail import Tails
 from holdfast.engines.redis_link import Unreachable, open_connection
 from holdfast.engines.redis_packing import commit_of
 from holdfast.engines.redis_scripts import FEED
@@ -36,7 +37,7 @@ READ_BYTES: Final = 4 * 1024 * 1024
 
 
 class RedisFeed:
-    """`Feed` of one space."""
+    """The feed of one space, as the server has it."""
 
     def __init__(self, engine: RedisEngine, space: str) -> None:
         self._engine = engine
@@ -57,9 +58,6 @@ class RedisFeed:
             )
         return commits
 
-    async def changed(self, after: int) -> None:
-        await self._engine.bell.wait(self, self._space, after)
-
     async def _read(self, after: int, limit: int) -> tuple[int, int, list[ChangeSet] | None]:
         """Floor, revision, and the commits after a position; None when there is no such position."""
         keys = self._engine.keys(self._space)
@@ -70,66 +68,54 @@ class RedisFeed:
 
 
 class Bell:
-    """Who waits for which space, and the connection that hears of commits. It connects when somebody first waits."""
+    """The tails of what is watched, and the connection that hears of commits. It connects when somebody first watches."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers, source: Callable[[str], RedisFeed], channel: Callable[[str], str]) -> None:
+        self.tails = Tails(source)
         self._servers = servers
-        self._followers: dict[str, weakref.WeakSet[RedisFeed]] = {}
-        self._latest: dict[str, int] = {}
-        """The last revision heard of, of the channels that are listened to."""
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._channel = channel
+        self._spaces: dict[str, str] = {}
+        """By channel: those that are, or will be, listened to."""
+        self._confirmed: set[str] = set()
         self._connection: Connection | None = None
-        self._listener: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
-    async def wait(self, feed: RedisFeed, space: str, after: int) -> None:
-        """Return when a commit after this revision may have happened."""
-        channel = feed._engine.keys(space).bell
-        self._followers.setdefault(channel, weakref.WeakSet()).add(feed)
-        if self._closed or self._latest.get(channel, -1) > after:
+    async def listen_to(self, space: str) -> None:
+        """From here on its tail is told of commits."""
+        channel = self._channel(space)
+        known = self._spaces.setdefault(channel, space) and channel in self._confirmed
+        if self._closed or known:
             return
-        if self._listener is None:
-            self._listener = asyncio.get_running_loop().create_task(self._listen())
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(channel, set()).add(waiter)
-        try:
-            if channel not in self._latest:
-                await self._subscribe(channel)  # its confirmation wakes, so that what came before is read
-            async with asyncio.timeout(POLL_S if channel in self._latest else POLL_DEAF_S):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            waiting = self._waiting[channel]
-            waiting.discard(waiter)
-            if not waiting:
-                del self._waiting[channel]
-
-    def ring(self) -> None:
-        """Wake everybody."""
-        for channel in list(self._waiting):
-            self._wake(channel)
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [loop.create_task(self._listen()), loop.create_task(self._poll())]
+        elif self._connection is not None:  # otherwise it is done once there is one
+            with contextlib.suppress(RedisError, OSError):
+                await self._connection.send_command("SUBSCRIBE", channel, check_health=False)
 
     async def close(self) -> None:
         self._closed = True
-        self.ring()
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait([self._listener])
-            self._listener = None
+        self.tails.begin_anew()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+            self._tasks.clear()
 
-    def _wake(self, channel: str) -> None:
-        for waiter in self._waiting.get(channel, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+    async def _poll(self) -> None:
+        """The safety net, for a message that was lost."""
+        while True:
+            await asyncio.sleep(POLL_DEAF_S if self._connection is None else POLL_S)
+            self.tails.look_all()
 
     async def _listen(self) -> None:
         """Connect, listen, and connect again, as long as the store is open."""
         while True:
-            with contextlib.suppress(Unreachable, Error, RedisError, OSError):  # followers look by themselves meanwhile
+            with contextlib.suppress(Unreachable, Error, RedisError, OSError):  # the tails look by themselves meanwhile
                 await self._listen_once()
-            self._latest.clear()
-            self.ring()
+            self._confirmed.clear()
+            self.tails.begin_anew()  # perhaps another server has taken over
             await asyncio.sleep(RECONNECT_S)
 
     async def _listen_once(self) -> None:
@@ -138,8 +124,8 @@ class Bell:
         connection = await open_connection(address, url, url.username, url.password)
         try:
             self._connection = connection
-            if self._followers:
-                await connection.send_command("SUBSCRIBE", *self._followers, check_health=False)
+            if self._spaces:
+                await connection.send_command("SUBSCRIBE", *self._spaces, check_health=False)
             asked = False
             while True:
                 message = await connection.read_response(disable_decoding=True, timeout=SILENCE_S)
@@ -158,23 +144,20 @@ class Bell:
 
     async def _heard(self, connection: Connection, kind: bytes, name: bytes, *payload: Any) -> None:
         channel = name.decode()
-        if kind == b"subscribe":
-            self._latest.setdefault(channel, -1)
-        elif kind != b"message":
+        space = self._spaces.get(channel)
+        if space is None or kind not in (b"subscribe", b"message"):
             return
-        elif self._followers.get(channel):
-            self._latest[channel] = int(payload[0])
+        if kind == b"subscribe":
+            self._confirmed.add(channel)  # what was committed before is looked for below
+        elif space not in self.tails:  # nobody watches it any more
+            del self._spaces[channel]
+            self._confirmed.discard(channel)
+            await connection.send_command("UNSUBSCRIBE", channel, check_health=False)
         else:
-            await self._unsubscribe(connection, channel)
-        self._wake(channel)
-
-    async def _subscribe(self, channel: str) -> None:
-        if self._connection is not None:  # otherwise it is done once there is one
-            with contextlib.suppress(RedisError, OSError):
-                await self._connection.send_command("SUBSCRIBE", channel, check_health=False)
-
-    async def _unsubscribe(self, connection: Connection, channel: str) -> None:
-        """Nobody follows this channel any more."""
-        self._followers.pop(channel, None)
-        self._latest.pop(channel, None)
-        await connection.send_command("UNSUBSCRIBE", channel, check_health=False)
+            revision = int(payload[0])
+            if revision > self.tails.reached(space):
+                self.tails.look(space, revision)
+                return
+        self.tails.look(
+            space
+        )  # a revision that we have already: perhaps another server gives them, and the tail is not of it

@@ -51,8 +51,9 @@ from holdfast.engine import (
     check_scan,
 )
 from holdfast.engines import sqlite_doctor
-from holdfast.engines.evaluation import Group
+from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.feed import follow
+from holdfast.engines.feed_tail import Tails
 from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite_feed import SqliteFeed
@@ -157,7 +158,10 @@ class SqliteEngine:
         self._turns = Turns("holdfast-sqlite", self._commit_next, self._commit_at_once)
         self._failed: str | None = None
         self._closed = False
-        self._bell = Bell(path, lambda: int(self._reader.pragma("data_version")))
+        self._bell = Bell(path, lambda: int(self._reader.pragma("data_version")), self._look)
+        self._tails = Tails(lambda space: SqliteFeed(self, space))
+        self._made: list[tuple[str, int, list[Stored]]] = []
+        """What was committed and watchers are not told of yet: in which space, after which revision."""
         _ENGINES.add(self)
 
     # --- commits ---
@@ -182,7 +186,7 @@ class SqliteEngine:
         if item.size > INLINE_BYTES_MAX or not self._lock.try_acquire():
             return False
         self._commit_and_release([item])
-        self._bell.wake()
+        self._tell()
         return True
 
     def _commit_next(self) -> None:
@@ -237,6 +241,8 @@ class SqliteEngine:
             except apsw.ConstraintError:  # a request id is not new
                 done = self._transaction(lambda: self._evaluate(by_space, known_new=False), items[0].durability)
             for state, group in done:
+                if self._tails:
+                    self._made.append((state.name, state.revision, group.commits))
                 if state.keep(group):
                     self._states[state.name] = state
                 else:
@@ -323,7 +329,12 @@ class SqliteEngine:
 
     def _answer(self, items: list[Waiting]) -> None:
         answer(items)
-        self._bell.wake()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Hand what was committed to those who watch."""
+        while self._made:
+            self._tails.made(*self._made.pop(0))
 
     def _set_synchronous(self, durability: str) -> None:
         if durability != self._synchronous:
@@ -387,7 +398,24 @@ class SqliteEngine:
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        return follow(SqliteFeed(self, space), prefixes, cursor, live)
+        return self._follow(space, prefixes, cursor, live)
+
+    async def _follow(
+        self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
+    ) -> AsyncIterator[ChangeSet]:
+        self._bell.listen()
+        with self._tails.watching(space) as tail:
+            async for commit in follow(tail, prefixes, cursor, live):
+                yield commit
+
+    def _look(self) -> None:
+        """Somebody may have committed: whoever watches a space that has moved is to look."""
+        for space in self._tails:
+            home, revision = self._homes.get(space), None
+            if home is not None:
+                with contextlib.suppress(apsw.Error):  # whoever looks is told what is wrong
+                    revision = head_of(self._reading(), home.id)[0]
+            self._tails.look(space, revision)
 
     def _reading(self) -> Execute:
         """How to read now. The connection that writes has what it wrote in its cache, so it reads too, unless the thread has it."""
@@ -505,7 +533,7 @@ class SqliteEngine:
         while (running := self._turns.in_thread) is not None:
             await asyncio.wait([running])
         answer = await asyncio.shield(self._turns.start_thread(run))
-        self._bell.wake()
+        self._tails.look_all()
         return answer
 
     # --- the store as a whole ---
@@ -538,6 +566,7 @@ class SqliteEngine:
         self._homes.clear()
         await self._volatile.close()
         self._bell.close()
+        self._tails.begin_anew()  # who watches is told
         self._reader.close()
         self._writer.close()
         self._lock.close()

@@ -1,4 +1,4 @@
-"""The feed of one space in a SQLite file, as `feed.follow` reads it: rows of groups, and the bell that tells of new ones."""
+"""The feed of one space in a SQLite file, as `feed.follow` and its tail read it: rows of groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SqliteFeed:
-    """`Feed` of one space in the file."""
+    """The feed of one space, as the file has it."""
 
     def __init__(self, engine: SqliteEngine, space: str) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class SqliteFeed:
             if (space := self._found(read)) is None:
                 return 0, 0
             (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
-        return floor, self._revision()
+            return floor, head_of(read, space)[0]
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         engine = self._engine
@@ -45,20 +45,6 @@ class SqliteFeed:
         if after < floor:
             raise Compacted(f"the feed begins after revision {floor} and this watch stands at {after}")
         return commits
-
-    async def changed(self, after: int) -> None:
-        with self._engine._bell.listening() as rung:  # before looking, so that nothing falls in between
-            if self._revision() <= after:
-                await rung
-
-    def _revision(self) -> int:
-        """The space's revision; 0 while there is no such space."""
-        engine = self._engine
-        engine._check_usable()
-        with translating(engine._path):
-            read = engine._reading()
-            space = self._found(read)
-            return 0 if space is None else head_of(read, space)[0]
 
     def _found(self, read: Execute) -> int | None:
         if self._id is None:

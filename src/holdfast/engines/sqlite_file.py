@@ -425,37 +425,23 @@ def _open_beside(path: Path, suffix: str) -> int:
 
 
 class Bell:
-    """Wakes watchers in this process: when it commits itself (`wake`), and when another process rings."""
+    """Says when somebody may have committed, this process or another; it may say so for nothing."""
 
     _IN_ACCESS: Final = 0x1
 
-    def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
+    def __init__(self, path: Path, data_version: Callable[[], int], rung: Callable[[], None]) -> None:
         self._name = f"{path}-lock"
         self._data_version = data_version
+        self._rung = rung
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[asyncio.Future[None]] = set()
         self._fd: int | None = None
         self._poller: asyncio.Task[None] | None = None
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done at the next commit, whoever makes it; it may be done for nothing."""
+    def listen(self) -> None:
+        """From here on."""
         if self._poller is None:
             self._poller = self._loop.create_task(self._poll())
             self._fd = self._listen()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.add(waiter)
-        try:
-            yield waiter
-        finally:
-            self._waiting.discard(waiter)
-
-    def wake(self) -> None:
-        """Something was committed."""
-        if self._waiting:
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
 
     def _listen(self) -> int | None:
         """An inotify watch on the lock file; None where there is no inotify, or the loop cannot wait for it."""
@@ -477,7 +463,7 @@ class Bell:
     def _heard(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(fd, 65536)
-        self.wake()
+        self._rung()
 
     async def _poll(self) -> None:
         """The safety net, for a lost event and for systems without inotify."""
@@ -487,7 +473,7 @@ class Bell:
             version = self._data_version()
             if version != seen:
                 seen = version
-                self.wake()
+                self._rung()
 
     def close(self) -> None:
         if self._poller is not None:
@@ -496,7 +482,6 @@ class Bell:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
-        self.wake()
 
 
 class translating:

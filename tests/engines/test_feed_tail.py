@@ -1,0 +1,259 @@
+"""The newest commits of a space, shared by the watchers of a process: no gap, nothing twice, no more readings than needed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.engine import Change, ChangeSet, cursor_at
+from holdfast.engines import feed_tail
+from holdfast.engines.feed import READ_MAX, follow
+from holdfast.engines.feed_tail import Tail, Tails
+from holdfast.errors import Compacted, Unavailable
+
+
+class Store:
+    """A feed in memory that counts who reads it, and gives at most a few commits at a time."""
+
+    def __init__(self, at_most: int = READ_MAX) -> None:
+        self.commits: list[ChangeSet] = []
+        self.readings = 0
+        self.floor = 0
+        self.failure: Exception | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+        self._at_most = at_most
+
+    def commit(self, count: int = 1) -> list[ChangeSet]:
+        first = len(self.commits) + 1
+        made = [ChangeSet(n, n, "a", [Change("put", f"k/{n}", value=b"v")]) for n in range(first, first + count)]
+        self.commits += made
+        return made
+
+    async def bounds(self) -> tuple[int, int]:
+        return self.floor, len(self.commits)
+
+    async def read(self, after: int, limit: int) -> list[ChangeSet]:
+        self.readings += 1
+        found = self.commits[after : after + min(limit, self._at_most)]
+        await self.open.wait()
+        if self.failure is not None:
+            raise self.failure
+        if after < self.floor:
+            raise Compacted("it begins later")
+        return found
+
+
+async def seen(tail: Tail, count: int, cursor: int = 0) -> list[int]:
+    """The versions of so many commits, as a watcher gets them."""
+    versions: list[int] = []
+    async for commit in follow(tail, (), cursor_at(cursor)):
+        versions.append(commit.version)
+        if len(versions) == count:
+            break
+    return versions
+
+
+async def steps(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_this_process_commits_is_not_read_at_all() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = [asyncio.ensure_future(seen(tail, 30)) for _ in range(3)]
+    await steps()
+    before = store.readings
+    for _ in range(30):
+        after = len(store.commits)
+        tail.made(after, store.commit())
+        await steps(3)
+    assert await asyncio.gather(*watching) == [list(range(1, 31))] * 3
+    assert store.readings == before
+
+
+async def test_what_others_commit_is_read_once_for_all_who_watch() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = [asyncio.ensure_future(seen(tail, 10)) for _ in range(5)]
+    await steps()
+    before = store.readings
+    for _ in range(10):
+        store.commit()
+        tail.look(len(store.commits))
+        await steps()
+    assert await asyncio.gather(*watching) == [list(range(1, 11))] * 5
+    assert store.readings == before + 10
+
+
+async def test_a_reading_that_gives_only_a_part_is_followed_by_another() -> None:
+    store = Store(at_most=2)
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 9))
+    await steps()
+    store.commit(9)
+    tail.look(9)
+    assert await asyncio.wait_for(watching, 5) == list(range(1, 10))
+
+
+async def test_a_commit_that_is_told_of_during_a_reading_is_not_missed() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 2))
+    await steps()
+    store.commit()
+    store.open.clear()
+    tail.look(1)
+    await steps()  # the reading has its answer, and is held up
+    store.commit()
+    tail.look(2)
+    store.open.set()
+    assert await asyncio.wait_for(watching, 5) == [1, 2]
+
+
+async def test_our_own_commit_after_others_that_we_have_not_read_waits_for_theirs() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 3))
+    await steps()
+    store.commit(2)
+    tail.made(2, store.commit())
+    assert await asyncio.wait_for(watching, 5) == [1, 2, 3]
+
+
+async def test_a_watcher_that_leaves_in_the_middle_of_a_reading_takes_nothing_from_the_others() -> None:
+    store = Store()
+    tail = Tail(store)
+    leaving, staying = (asyncio.ensure_future(seen(tail, 1)) for _ in range(2))
+    await steps()
+    store.open.clear()
+    store.commit()
+    tail.look(1)
+    await steps()
+    leaving.cancel()
+    store.open.set()
+    assert await asyncio.wait_for(staying, 5) == [1]
+
+
+async def test_a_failure_reaches_everybody_and_each_goes_on_from_where_it_was() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = [asyncio.ensure_future(seen(tail, 2)) for _ in range(2)]
+    await steps()
+    store.failure = Unavailable("gone")
+    store.commit()
+    tail.look(1)
+    for failed in watching:
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(failed, 5)
+    store.failure = None
+    store.commit()
+    assert await asyncio.wait_for(seen(tail, 2), 5) == [1, 2]
+
+
+async def test_who_fell_behind_what_the_store_keeps_is_told_so() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 5))
+    await steps()
+    store.commit(4)
+    store.floor = 3
+    tail.look(4)
+    with pytest.raises(Compacted):
+        await asyncio.wait_for(watching, 5)
+
+
+async def test_a_position_that_the_tail_does_not_know_is_the_stores_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_tail, "KEPT_MAX", 8)
+    store = Store()
+    tail = Tail(store)
+    ahead = asyncio.ensure_future(seen(tail, 100))
+    await steps()
+    for _ in range(100):
+        tail.made(len(store.commits), store.commit())
+    assert await asyncio.wait_for(ahead, 5) == list(range(1, 101))
+    assert len(tail._commits) <= 8
+    before = store.readings
+    assert await seen(tail, 50, cursor=50) == list(range(51, 101))
+    assert store.readings > before
+
+
+async def test_one_that_stands_further_than_the_tail_does_not_keep_the_loop_busy() -> None:
+    store = Store()
+    tail = Tail(store)
+    slow = follow(tail, (), cursor_at(0))
+    store.commit()
+    assert (await anext(slow)).version == 1
+    store.commit(3)
+    ahead = asyncio.ensure_future(seen(tail, 1, cursor=4))
+    await steps(50)
+    before = store.readings
+    await steps(50)
+    assert store.readings == before
+    tail.made(4, store.commit())
+    assert await asyncio.wait_for(ahead, 5) == [5]
+
+
+async def test_a_space_that_nobody_watches_has_no_tail() -> None:
+    tails = Tails(lambda space: Store())
+    with tails.watching("a") as one, tails.watching("a") as two:
+        assert one is two
+        assert list(tails) == ["a"]
+    assert not tails
+
+
+HAPPENINGS = st.lists(
+    st.sampled_from(["ours", "theirs", "theirs, told", "told", "anew", "step", "new watcher"]), max_size=60
+)
+
+
+@given(happenings=HAPPENINGS, at_most=st.integers(1, 4), kept=st.integers(2, 20))
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_everybody_sees_every_commit_once_and_in_order(
+    happenings: list[str], at_most: int, kept: int
+) -> None:
+    async def run() -> None:
+        store = Store(at_most)
+        tail = Tail(store)
+        watching: list[tuple[int, list[int], asyncio.Task[None]]] = []
+
+        def watch() -> None:
+            start, versions = len(store.commits), list[int]()
+
+            async def go() -> None:
+                async for commit in follow(tail, (), cursor_at(start)):
+                    versions.append(commit.version)
+
+            watching.append((start, versions, asyncio.ensure_future(go())))
+
+        watch()
+        for what in happenings:
+            if what == "ours":
+                tail.made(len(store.commits), store.commit())
+            elif what.startswith("theirs"):
+                store.commit()
+            elif what == "anew":
+                tail.begin_anew()
+            elif what == "new watcher":
+                watch()
+            else:
+                await asyncio.sleep(0)
+            if what.endswith("told"):
+                tail.look(len(store.commits))
+        tail.look(len(store.commits))
+        for _ in range(400):
+            await asyncio.sleep(0)
+        for start, versions, task in watching:
+            task.cancel()
+            assert versions == list(range(start + 1, len(store.commits) + 1))
+        await asyncio.gather(*(task for _, _, task in watching), return_exceptions=True)
+
+    before, feed_tail.KEPT_MAX = feed_tail.KEPT_MAX, kept  # type: ignore[misc]
+    try:
+        asyncio.run(run())
+    finally:
+        feed_tail.KEPT_MAX = before  # type: ignore[misc]
