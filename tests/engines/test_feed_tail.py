@@ -23,6 +23,8 @@ class Store:
         self.readings = 0
         self.floor = 0
         self.failure: Exception | None = None
+        self.is_late = False
+        """Whether a reading that was held up gives what there is then."""
         self.open = asyncio.Event()
         self.open.set()
         self._at_most = at_most
@@ -40,6 +42,8 @@ class Store:
         self.readings += 1
         found = self.commits[after : after + min(limit, self._at_most)]
         await self.open.wait()
+        if self.is_late:
+            found = self.commits[after : after + min(limit, self._at_most)]
         if self.failure is not None:
             raise self.failure
         if after < self.floor:
@@ -113,6 +117,23 @@ async def test_a_commit_that_is_told_of_during_a_reading_is_not_missed() -> None
     tail.look(2)
     store.open.set()
     assert await asyncio.wait_for(watching, 5) == [1, 2]
+
+
+async def test_a_commit_of_our_own_that_a_reading_finds_too_is_seen_once() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 3))
+    await steps()
+    store.open.clear()
+    store.is_late = True
+    tail.look()
+    await steps()
+    tail.made(0, store.commit())
+    store.commit()
+    store.open.set()
+    await steps()
+    tail.made(2, store.commit())
+    assert await asyncio.wait_for(watching, 5) == [1, 2, 3]
 
 
 async def test_our_own_commit_after_others_that_we_have_not_read_waits_for_theirs() -> None:
