@@ -142,8 +142,7 @@ running.Run._moving = lambda self, to, ttl_ms=None, moving=running.Run._moving: 
 """
 
 
-# On PostgreSQL it is seen to stall now and then: a defect that is open, and told by the soak.
-@pytest.fixture(params=["redis", "postgres", "keeper"] if SOAK else ["redis", "keeper"])
+@pytest.fixture(params=["redis", "postgres", "keeper"])
 def server(request: pytest.FixtureRequest) -> Iterator[Any]:
     kinds: dict[str, Any] = {"redis": RedisServer, "postgres": PostgresServer, "keeper": KeeperServer}
     with started(kinds[request.param].temporary()) as running:

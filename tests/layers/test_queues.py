@@ -16,10 +16,12 @@ from holdfast import (
     ManualClock,
     Message,
     NotFound,
+    OutcomeUnknown,
     Queue,
     Requeue,
     Space,
     Store,
+    Unavailable,
     present,
     set_,
 )
@@ -413,6 +415,66 @@ async def test_being_cancelled_applies_the_policy_for_a_stop(space: Space) -> No
 
 
 # --- leases ---
+
+
+class Away:
+    """The store cannot be reached by what a queue commits, as long as this lasts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_done: bool = False) -> None:
+        self._patch = monkeypatch
+        self._is_done = is_done
+
+    def __enter__(self) -> None:
+        commit = Queue.commit
+
+        async def fails(queue: Queue, *parts: Any) -> Any:
+            if self._is_done:
+                await commit(queue, *parts)
+                raise OutcomeUnknown("the connection broke")
+            raise Unavailable("the server cannot be reached")
+
+        self._patch.setattr(Queue, "commit", fails)
+
+    def __exit__(self, *exc: object) -> None:
+        self._patch.undo()
+
+
+async def test_a_message_whose_end_could_not_be_committed_is_handed_out_again_while_its_consumer_lives(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        queue = space.queue("orders")
+        await queue.put(1)
+        with Away(monkeypatch), pytest.raises(Unavailable):
+            async with queue.reserve():
+                pass
+        with Away(monkeypatch), pytest.raises(ValueError, match="odd"):
+            async with queue.reserve(wait=None):
+                raise ValueError("odd")
+        message = await queue.take(wait=None)
+        with Away(monkeypatch):
+            await message.give_back()
+        loop = queue.consume(wait=None)
+        await anext(loop)
+        with Away(monkeypatch), pytest.raises(Unavailable):
+            await anext(loop)
+        assert await depths(queue) == (0, 0, 1, 0)
+        async with queue.reserve(wait=None) as message:
+            assert (message.body, message.attempts) == (1, 0)
+        assert await depths(queue) == (0, 0, 0, 0)
+
+
+async def test_a_message_whose_end_was_committed_without_an_answer_is_not_handed_out_again(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = space.queue("orders")
+    await queue.put_many([1, 2])
+    with Away(monkeypatch, is_done=True), pytest.raises(OutcomeUnknown):
+        async with queue.reserve():
+            pass
+    assert await soon(take(queue)) == 2
+    with pytest.raises(Empty):
+        await take(queue)
 
 
 async def test_a_dead_consumer_s_message_comes_back_after_its_lease_with_an_attempt_more(

@@ -8,7 +8,8 @@ still stands there: acknowledged with its result, released, put off, made a dead
 tries, and who has lost it writes nothing: LeaseLost. `acking()` gives the parts of such a batch to those who have more to write
 with it.
 
-Leaving the block acknowledges, an exception applies `on_error`, being cancelled or closed `on_stop`. A message that has failed
+Leaving the block acknowledges, an exception applies `on_error`, being cancelled or closed `on_stop`. Where that cannot be committed, what
+has become of it is looked up, and if it is nothing the message is handed out again. A message that has failed
 has one attempt more, and its reason with those before it in `reasons/<q>/<id>`.
 """
 
@@ -227,8 +228,31 @@ class Message:
 
         For whoever acknowledges from another process, by `q.ack(id)`.
         """
-        self._receiver.leaves = True
+        self._receiver.left.add(self.key)
         self._end()
+
+    async def give_back(self, *, delay: Duration | None = None) -> None:
+        """Release it, if it is still ours; if the store cannot be asked, `forsake` it."""
+        try:
+            await self.release(delay=delay)
+        except LeaseLost as exc:
+            log.info("%s", exc)
+        except Error as exc:
+            log.info(
+                "message %s of queue %s could not be given back, and is handed out here again: %s",
+                self.id,
+                self.queue,
+                exc,
+            )
+            self.forsake()
+
+    def forsake(self) -> None:
+        """Nothing is known to have become of it, and nothing more is done about it: unless it has ended, it is handed out again.
+
+        The lease goes on, so it would not come back by itself as long as this process lives.
+        """
+        self._settled.set()
+        self._receiver.forsaken(self.key)
 
     async def _fail(self, reason: str | BaseException, policy: Policy) -> None:
         parts = self.failing(policy, "")
@@ -259,7 +283,13 @@ class Message:
         if self.settled:
             return
         if exc is None:
-            await self.ack()
+            try:
+                await self.ack()
+            except LeaseLost:
+                raise
+            except Error:
+                self.forsake()
+                raise
             return
         try:
             if isinstance(exc, Exception):
@@ -268,6 +298,8 @@ class Message:
                 await self.stop()
         except Error as failure:
             log.warning("what became of message %s of queue %s: %s", self.id, self.queue, failure)
+            if not self.settled:
+                self.forsake()
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}>"

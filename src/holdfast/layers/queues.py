@@ -321,7 +321,7 @@ class Queue:
                 begun.append(message)
                 yield message
                 if concurrency == 1 and not message.settled:
-                    await message.ack()
+                    await message.__aexit__(None, None, None)
         finally:
             if concurrency == 1:
                 for message in begun:

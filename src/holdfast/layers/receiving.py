@@ -11,8 +11,9 @@ Messages of a consumer whose lease has ended are moved under one's own, on condi
 with the reason, and then what `on_death` says. The dead one's acknowledgement, should it come back to life, is refused, since the
 message is not where it was; if nobody was there to take it, it is acknowledged all the same.
 
-How it fails. Whether a Take that was cut off has happened is seen by looking under one's own lease. A lease that was lost is
-replaced by a new one; what was under it is treated as any dead consumer's.
+How it fails. Whether a Take that was cut off has happened is seen by looking under one's own lease, and so is what became of a message
+whose end was not acknowledged: if it is still there, it is handed out again. A lease that was lost is replaced by a new one; what was
+under it is treated as any dead consumer's.
 """
 
 from __future__ import annotations
@@ -70,7 +71,6 @@ LINGER_MS: Final = 5_000
 SPINS: Final = 8
 """Turns of the event loop that are waited before it counts as waiting."""
 RETRY_MS: Final = 200
-"""After something failed."""
 PROMOTED_MAX: Final = 64
 RECLAIMED_MAX: Final = 64
 """Delayed messages of one priority, and messages of a dead consumer, that one commit moves."""
@@ -105,8 +105,8 @@ class Receiver:
         self.lease: Lease | None = None
         self.held: dict[str, Begun | None] = {}
         """By key: messages that have begun and are not settled."""
-        self.leaves = False
-        """Whether something was left under the lease on purpose."""
+        self.left: set[str] = set()
+        """Keys of messages that stay under the lease on purpose."""
         self._leases = leases
         self._abandoned = abandoned
         self._unbegun = unbegun
@@ -191,6 +191,12 @@ class Receiver:
         if self.held.pop(key, self) is not self and not self.held and not self._asleep:
             self._wake.set()
 
+    def forsaken(self, key: str) -> None:
+        """What became of a message is not known: if it is still under the lease, it is handed out again."""
+        self.settled(key)
+        self._unsure = True
+        self._want()
+
     # --- for those here who put something that is waited for ---
 
     async def taking(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt:
@@ -256,14 +262,14 @@ class Receiver:
                 if taken >= asked:
                     self._stop_watching()  # busy
                 elif self._waiting:
-                    self._refuse_impatient(Empty(NOTHING.format(self.name)))
+                    _refuse(self._impatient, Empty(NOTHING.format(self.name)))
                     if any(not reply.done() for reply in self._waiting):
                         await self._sleep()
         except asyncio.CancelledError:
             raise
         except Exception as exc:  # a defect here must not leave anybody waiting for ever
             log.exception("queue %s is no longer received", self.name)
-            self._refuse_all(exc)
+            _refuse(self._waiting, exc)
         finally:
             self._task = None
             self._stop_watching()
@@ -276,18 +282,6 @@ class Receiver:
                 self.held[entry.key] = None
                 reply.set_result(entry)
 
-    def _refuse_impatient(self, exc: Error) -> None:
-        for reply in self._impatient:
-            if not reply.done():
-                reply.set_exception(exc)
-        self._impatient.clear()
-
-    def _refuse_all(self, exc: BaseException) -> None:
-        for reply in self._waiting:
-            if not reply.done():
-                reply.set_exception(exc)
-        self._waiting.clear()
-
     async def _stumble(self, exc: Error) -> None:
         """Something failed: who waits goes on waiting if it may get better, and is told otherwise."""
         if isinstance(exc, Conflict) and self.lease is not None and exc.key == self.lease.key:
@@ -296,9 +290,9 @@ class Receiver:
         if isinstance(exc, OutcomeUnknown | Unavailable):
             self._unsure = True
         elif not isinstance(exc, RateLimitExceeded):
-            self._refuse_all(exc)
+            _refuse(self._waiting, exc)
             return
-        self._refuse_impatient(exc)
+        _refuse(self._impatient, exc)
         log.warning("messages of queue %s could not be taken; it is tried again: %s", self.name, exc)
         pause_ms = round(exc.retry_after * 1000) if isinstance(exc, RateLimitExceeded) else RETRY_MS
         clock = self.scope.clock
@@ -330,8 +324,8 @@ class Receiver:
             try:
                 await self._unbegun(entry, "")
             except Error as exc:
-                log.warning("message %s of queue %s comes back when the lease ends: %s", entry.key, self.name, exc)
-                self.leaves = True
+                log.warning("message %s of queue %s could not be given back yet: %s", entry.key, self.name, exc)
+                self._unsure = True
 
     async def _let_go(self) -> None:
         """End the lease. What is still under it comes back when its time is over."""
@@ -340,8 +334,9 @@ class Receiver:
         if lease is None:
             return
         self._leases.release(lease)
-        if self.leaves or self._unsure:
-            self.leaves = self._unsure = False
+        if self.left or self._unsure:
+            self.left.clear()
+            self._unsure = False
             return
         try:
             await self._commit((Delete(lease.key),), ())
@@ -363,7 +358,7 @@ class Receiver:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._stop_watching()
-        self._refuse_all(Unavailable(f"the store was closed; nothing more is taken from queue {self.name!r}"))
+        _refuse(self._waiting, Unavailable(f"the store was closed; nothing more is taken from queue {self.name!r}"))
         await self.give_back()
         for message in list(self.held.values()):
             if message is not None:
@@ -371,7 +366,7 @@ class Receiver:
                     await message.stop()
                 except Error as exc:
                     log.warning("a message of queue %s comes back when its lease ends: %s", self.name, exc)
-        self.leaves = self.leaves or bool(self.held)
+        self._unsure = self._unsure or bool(self.held)
         await self._let_go()
 
     # --- taking ---
@@ -458,8 +453,8 @@ class Receiver:
         return RESERVED.prefix(self.name, _last(lease.key))
 
     async def _adopt(self, lease: Lease) -> None:
-        """What is under the lease without anybody here knowing was taken by a commit that was not answered."""
-        known = self.held.keys() | {entry.key for entry in self._ahead}
+        """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""
+        known = self.held.keys() | self.left | {entry.key for entry in self._ahead}
         page = await self.scope.engine.scan(self.scope.space, self._prefix(lease), limit=SCAN_MAX)
         self._ahead.extend(entry for entry in page.entries if entry.key not in known)
         self._unsure = False
@@ -554,9 +549,8 @@ class Receiver:
             try:
                 async for commit in scope.engine.watch(scope.space, *prefixes, cursor=cursor):
                     cursor = commit.cursor
-                    for change in {
-                        change.key: change for change in commit.changes
-                    }.values():  # what is put and taken at once is no news
+                    last = {change.key: change for change in commit.changes}  # what is put and taken at once is no news
+                    for change in last.values():
                         self._hear(change, prefixes)
             except (Unavailable, Compacted, OutcomeUnknown, RateLimitExceeded) as exc:
                 log.debug("the feed of queue %s is followed anew: %s", self.name, exc)
@@ -568,7 +562,7 @@ class Receiver:
                 if self._watch is None:
                     return
             except Error as exc:
-                self._refuse_all(exc)
+                _refuse(self._waiting, exc)
                 self._watch = None
                 self._wake.set()
                 return
@@ -597,3 +591,10 @@ class Receiver:
 
 def _last(key: str) -> str:
     return key[key.rindex("/") + 1 :]
+
+
+def _refuse(replies: deque[asyncio.Future[Entry]] | set[asyncio.Future[Entry]], exc: BaseException) -> None:
+    for reply in replies:
+        if not reply.done():
+            reply.set_exception(exc)
+    replies.clear()

@@ -214,12 +214,8 @@ class Term:
 
     async def _give_back(self, request: Message) -> None:
         """A request that was not acknowledged must not stay in these hands: whoever gets it next sees what to do."""
-        if request.settled:
-            return
-        try:
-            await request.release(delay=RETRY_MS / 1000)
-        except Error as exc:
-            log.debug("request %s is not here any more: %s", request.id, exc)
+        if not request.settled:
+            await request.give_back(delay=RETRY_MS / 1000)
 
     # --- adopting ---
 

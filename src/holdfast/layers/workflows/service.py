@@ -67,7 +67,7 @@ class Service:
             log.info("a step is another worker's: %s", exc)
         except Error as exc:
             log.warning("message %s of queue %s is given back: %s", message.id, message.queue, exc)
-            await self._give_back(message, RETRY_S)
+            await message.give_back(delay=RETRY_S)
 
     async def _guest(self, message: Message) -> Guest | None:
         """What is to be done; None when it was offered to others. Unwanted when it is nothing."""
@@ -104,7 +104,7 @@ class Service:
         if not serving.cancelled():
             serving.result()
         elif guest.message.lost or self._stopping:
-            await self._give_back(guest.message, None)
+            await guest.message.give_back()
         else:
             await self._drop(guest.message)
 
@@ -113,12 +113,8 @@ class Service:
             await message.ack()
         except Error as exc:
             log.info("message %s is dropped by whoever gets it next: %s", message.id, exc)
-
-    async def _give_back(self, message: Message, delay: float | None) -> None:
-        try:
-            await message.release(delay=delay)
-        except Error as exc:
-            log.info("message %s comes back when the lease ends: %s", message.id, exc)
+            if not message.settled:
+                message.forsake()
 
     # --- what ends it ---
 

@@ -243,7 +243,7 @@ class Worker:
             try:
                 await self._room.acquire()
             except asyncio.CancelledError:
-                await message.release()
+                await message.give_back()
                 raise
             self._free -= 1
             self._guard(message)
@@ -282,15 +282,12 @@ class Worker:
             if id is None or not await self._run(definition, message, id):
                 await message.ack()
             elif not message.settled:
-                await message.release(delay=None if message.lost else RETRY_MS / 1000)
+                await message.give_back(delay=None if message.lost else RETRY_MS / 1000)
         except LeaseLost as exc:
             log.info("execution %s is another worker's: %s", id, exc)
         except Error as exc:
             log.warning("execution %s is given back: %s", id, exc)
-            try:
-                await message.release(delay=RETRY_MS / 1000)
-            except Error as again:
-                log.info("message %s comes back when the lease ends: %s", message.id, again)
+            await message.give_back(delay=RETRY_MS / 1000)
 
     async def _run(self, definition: Definition, message: Message, id: str) -> bool:
         """Run it as far as it goes; False when the message is not needed."""
