@@ -29,6 +29,7 @@ EXECUTIONS = 1_000 if SOAK else 100
 RESTARTS = 10 if SOAK else 1
 DEADLINE_S = 900 if SOAK else 90
 LEASE = "700ms"
+ATTEMPTS = 5
 SETTLE_S = 0.5
 """What a worker that wakes would write, it would write within this time."""
 OURS = ("workflows/", "journal/", "signals/", "tallies/", "shared/", "queues/", "reserved/", "depths/")
@@ -115,20 +116,22 @@ async def test_a_worker_that_was_paused_past_its_lease_writes_nothing_when_it_wa
     assert log == ONCE
 
 
-async def test_a_commit_without_the_lease_in_its_conditions_would_be_found_out(tmp_path: Path) -> None:
-    """The same with a worker that does not ask whether it still has its message."""
-    broken = tmp_path / "sitecustomize.py"
-    broken.write_text(BROKEN)
-    before, after, log = {}, {}, ONCE
-    environment = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment}"
-    try:
-        before, after, log = await _taken_over(str(tmp_path / "team.db"), None, tmp_path)
-    except AssertionError:
-        return  # the outcome was doubled
-    finally:
-        os.environ["PYTHONPATH"] = environment
-    assert after != before or log != ONCE
+async def test_a_commit_without_the_lease_in_its_conditions_would_be_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a worker that does not ask whether it still has its message; it may see in time that it has not."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        try:
+            before, after, log = await _taken_over(str(folder / "team.db"), None, folder)
+        except AssertionError:
+            return  # the outcome was doubled
+        if after != before or log != ONCE:
+            return
+    pytest.fail("nothing shows that it wrote without having its message")
 
 
 BROKEN = f"""
