@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from holdfast.engine import Change, ChangeSet, cursor_at
 from holdfast.engines import feed_tail
 from holdfast.engines.feed import READ_MAX, follow
-from holdfast.engines.feed_tail import Tail, Tails
+from holdfast.engines.feed_tail import Following, Tail, Tails
 from holdfast.errors import Compacted, Unavailable
+
+
+def key_of(version: int) -> str:
+    return f"{'rare' if version % 4 == 0 else 'often'}/{version}"
 
 
 class Store:
@@ -31,7 +35,7 @@ class Store:
 
     def commit(self, count: int = 1) -> list[ChangeSet]:
         first = len(self.commits) + 1
-        made = [ChangeSet(n, n, "a", [Change("put", f"k/{n}", value=b"v")]) for n in range(first, first + count)]
+        made = [ChangeSet(n, n, "a", [Change("put", key_of(n), value=b"v")]) for n in range(first, first + count)]
         self.commits += made
         return made
 
@@ -54,7 +58,7 @@ class Store:
 async def seen(tail: Tail, count: int, cursor: int = 0) -> list[int]:
     """The versions of so many commits, as a watcher gets them."""
     versions: list[int] = []
-    async for commit in follow(tail, (), cursor_at(cursor)):
+    async for commit in follow(Following(tail, ()), (), cursor_at(cursor)):
         versions.append(commit.version)
         if len(versions) == count:
             break
@@ -206,7 +210,7 @@ async def test_a_position_that_the_tail_does_not_know_is_the_stores_to_judge(mon
 async def test_one_that_stands_further_than_the_tail_does_not_keep_the_loop_busy() -> None:
     store = Store()
     tail = Tail(store)
-    slow = follow(tail, (), cursor_at(0))
+    slow = follow(Following(tail, ()), (), cursor_at(0))
     store.commit()
     assert (await anext(slow)).version == 1
     store.commit(3)
@@ -219,10 +223,28 @@ async def test_one_that_stands_further_than_the_tail_does_not_keep_the_loop_busy
     assert await asyncio.wait_for(ahead, 5) == [5]
 
 
+async def test_who_watches_something_else_is_not_woken_and_need_not_read_what_it_was_not_woken_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_tail, "KEPT_MAX", 8)
+    store = Store()
+    tail = Tail(store)
+    feed = Following(tail, ("never/", "rare/100"))
+    watching = asyncio.ensure_future(anext(follow(feed, ("never/", "rare/100"), cursor_at(0))))
+    await steps()
+    before = store.readings
+    for _ in range(99):
+        tail.made(len(store.commits), store.commit())
+        await steps(3)
+    tail.made(99, store.commit())
+    assert (await asyncio.wait_for(watching, 5)).version == 100
+    assert store.readings == before
+
+
 async def test_a_space_that_nobody_watches_has_no_tail() -> None:
     tails = Tails(lambda space: Store())
-    with tails.watching("a") as one, tails.watching("a") as two:
-        assert one is two
+    with tails.watching("a", ()) as one, tails.watching("a", ("k/",)) as two:
+        assert one._tail is two._tail
         assert list(tails) == ["a"]
     assert not tails
 
@@ -240,16 +262,19 @@ def test_whatever_happens_everybody_sees_every_commit_once_and_in_order(
     async def run() -> None:
         store = Store(at_most)
         tail = Tail(store)
-        watching: list[tuple[int, list[int], asyncio.Task[None]]] = []
+        watching: list[tuple[int, str, list[int], asyncio.Task[None]]] = []
 
         def watch() -> None:
             start, versions = len(store.commits), list[int]()
+            prefix = ("", "rare/", "often/")[len(watching) % 3]
 
             async def go() -> None:
-                async for commit in follow(tail, (), cursor_at(start)):
+                async for commit in follow(Following(tail, (prefix,)), (prefix,), cursor_at(start)):
                     versions.append(commit.version)
 
-            watching.append((start, versions, asyncio.ensure_future(go())))
+            watching.append((start, prefix, versions, asyncio.ensure_future(go())))
+
+        watch()
 
         watch()
         for what in happenings:
@@ -268,10 +293,11 @@ def test_whatever_happens_everybody_sees_every_commit_once_and_in_order(
         tail.look(len(store.commits))
         for _ in range(400):
             await asyncio.sleep(0)
-        for start, versions, task in watching:
+        for start, prefix, versions, task in watching:
             task.cancel()
-            assert versions == list(range(start + 1, len(store.commits) + 1))
-        await asyncio.gather(*(task for _, _, task in watching), return_exceptions=True)
+            expected = range(start + 1, len(store.commits) + 1)
+            assert versions == [version for version in expected if key_of(version).startswith(prefix)]
+        await asyncio.gather(*(task for *_, task in watching), return_exceptions=True)
 
     before, feed_tail.KEPT_MAX = feed_tail.KEPT_MAX, kept  # type: ignore[misc]
     try:

@@ -18,6 +18,7 @@ from math import inf
 from typing import Final, Protocol
 
 from holdfast.engine import ChangeSet
+from holdfast.engines.bells import Bells
 from holdfast.errors import Error
 
 KEPT_MAX: Final = 1024
@@ -34,7 +35,7 @@ class Source(Protocol):
 
 
 class Tail:
-    """What is known of one space's feed: all commits after `_floor`, up to `_reached`. To those who watch it is the feed."""
+    """What is known of one space's feed: all commits after `_floor`, up to `_reached`."""
 
     def __init__(self, source: Source) -> None:
         self.bounds = source.bounds
@@ -47,7 +48,7 @@ class Tail:
         self._told: float = inf
         """Up to what revision there may be commits."""
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._bells = Bells()
 
     # --- for whoever tells of commits ---
 
@@ -55,7 +56,6 @@ class Tail:
         """This process made these commits, directly after that revision; without any, it did something else."""
         if commits and after == self._reached:
             self._add(commits)
-            self._wake()
         else:
             self.look(commits[-1].version if commits else None)
 
@@ -63,14 +63,14 @@ class Tail:
         """There may be commits up to this revision; to any, if none is given."""
         if revision is None or revision > self._reached:
             self._told = inf if revision is None else max(self._told, revision)
-            self._wake()
+            self._bells.ring_all(self._reached)
 
     def begin_anew(self) -> None:
         """Nothing that was known need be so: perhaps another server has taken over."""
+        self.look()
         self._floor = self._reached = -1
         self._commits.clear()
         self._bytes = 0
-        self.look()
 
     @property
     def reached(self) -> int:
@@ -98,16 +98,11 @@ class Tail:
             self._told = inf  # what came while we read may be missing from it
         return found
 
-    async def changed(self, after: int) -> None:
-        """Return when there may be something after this revision."""
+    async def changed(self, after: int, prefixes: tuple[str, ...]) -> int:
+        """Return when something may have touched a prefix after this revision, with that up to which nothing has."""
         if self._is_behind or self._reached > after:
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiting.discard(waiter)
+            return after
+        return max(after, await self._bells.wait(prefixes) or 0)
 
     async def _catch_up(self, limit: int) -> None:
         """Read what is missing, once for everybody; a watcher that leaves meanwhile takes nothing from the others."""
@@ -126,13 +121,13 @@ class Tail:
         finally:
             self._reading = None
         if after <= self._reached:
-            self._add([commit for commit in found if commit.version > self._reached])
             if found:  # there may be more than one reading gives
                 self._told = max(self._told, told)
-            self._wake()
+            self._add([commit for commit in found if commit.version > self._reached])
 
     def _add(self, commits: Sequence[ChangeSet]) -> None:
         if commits:
+            self._bells.ring(self._reached, commits)
             self._commits += commits
             self._reached = commits[-1].version
             self._bytes += sum(map(_size, commits))
@@ -146,10 +141,21 @@ class Tail:
         self._bytes -= sum(map(_size, self._commits[:count]))
         del self._commits[:count]
 
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+
+class Following:
+    """The feed of a space for one watcher: a `Feed`. What does not touch its prefixes does not wake it, nor is it read again."""
+
+    def __init__(self, tail: Tail, prefixes: tuple[str, ...]) -> None:
+        self.bounds = tail.bounds
+        self._tail = tail
+        self._prefixes = prefixes
+        self._quiet_until = 0
+
+    async def read(self, after: int, limit: int) -> list[ChangeSet]:
+        return await self._tail.read(max(after, self._quiet_until), limit)
+
+    async def changed(self, after: int) -> None:
+        self._quiet_until = await self._tail.changed(max(after, self._quiet_until), self._prefixes)
 
 
 def _size(commit: ChangeSet) -> int:
@@ -173,14 +179,14 @@ class Tails:
         return space in self._tails
 
     @contextlib.contextmanager
-    def watching(self, space: str) -> Iterator[Tail]:
-        """The tail of a space, as long as this lasts."""
+    def watching(self, space: str, prefixes: tuple[str, ...]) -> Iterator[Following]:
+        """The feed of a space for one watcher, as long as this lasts."""
         tail = self._tails.get(space)
         if tail is None:
             tail = self._tails[space] = Tail(self._source(space))
         tail.watchers += 1
         try:
-            yield tail
+            yield Following(tail, prefixes)
         finally:
             tail.watchers -= 1
             if not tail.watchers:

@@ -250,8 +250,8 @@ class PostgresEngine:
             async for commit in self._volatile.watch(space, *prefixes, cursor=cursor, live=live):
                 yield commit
             return
-        with self._bell.watching(space) as tail:
-            async for commit in follow(tail, prefixes, cursor, live):
+        with self._bell.watching(space, prefixes) as feed:
+            async for commit in follow(feed, prefixes, cursor, live):
                 yield commit
 
     async def _ask(self, *calls: Call) -> list[Rows]:

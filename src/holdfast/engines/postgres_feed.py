@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine import ChangeSet
-from holdfast.engines.feed_tail import Tail, Tails
+from holdfast.engines.feed_tail import Following, Tails
 from holdfast.engines.postgres_link import Broken, Call, Link, Refused, Rows, int4, int8, number, text, text_array
 from holdfast.engines.postgres_rows import decode_row
 from holdfast.engines.postgres_statements import FEED, HEADS, LISTENING, POSITION, RING, listen_to
@@ -86,13 +86,13 @@ class Bell:
         self._closed = False
 
     @contextlib.contextmanager
-    def watching(self, space: str) -> Iterator[Tail]:
-        """The newest commits of a space, as long as this lasts."""
+    def watching(self, space: str, prefixes: tuple[str, ...]) -> Iterator[Following]:
+        """The feed of a space for one watcher, as long as this lasts."""
         if self._listening is None and not self._closed:
             self._listening = asyncio.create_task(self._listen())
             self._polling = asyncio.create_task(self._poll())
-        with self.tails.watching(space) as tail:
-            yield tail
+        with self.tails.watching(space, prefixes) as feed:
+            yield feed
 
     def committed(self, space: str, id: int, after: int, revision: int, commits: Sequence[ChangeSet]) -> None:
         """We brought the space to this revision; by these commits, directly after that one, unless there are none."""

@@ -269,9 +269,9 @@ class RedisEngine:
     async def _follow(
         self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
     ) -> AsyncIterator[ChangeSet]:
-        with self.bell.tails.watching(space) as tail:
+        with self.bell.tails.watching(space, prefixes) as feed:
             await self.bell.listen_to(space)
-            async for commit in follow(tail, prefixes, cursor, live):
+            async for commit in follow(feed, prefixes, cursor, live):
                 yield commit
 
     # --- the life of spaces ---

@@ -46,11 +46,12 @@ from holdfast.engine import (
     check_scan,
 )
 from holdfast.engines import sqlite_doctor
+from holdfast.engines.bells import Bells
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import Waiting
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.resident_commit import Done, GroupCommit
-from holdfast.engines.resident_feed import Bells, ResidentFeed, Tail
+from holdfast.engines.resident_feed import ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
@@ -192,7 +193,7 @@ class ResidentEngine:
                 self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)
                 if bells is not None:
-                    bells.ring(group.commits)
+                    bells.ring(group.commits[0].version - 1, group.commits)
 
     def fail(self, reason: str) -> None:
         """Show nothing any more, and let the owner know."""

@@ -4,9 +4,7 @@
 file. A watcher that is further behind reads the file, up to the revision memory has reached: a commit is in the file a
 moment before memory shows it, and nobody may be told of what a read would not show yet.
 
-`Bells` wake only those whose prefix a commit touches, whatever the number of others: for every length of a prefix that
-somebody waits with, the key's beginning of that length is looked up. Who was not woken meanwhile has missed nothing, so
-its feed goes on from the commit that woke it, even if what came before is compacted by then.
+Who waits is woken when a commit touches its prefix (`bells.py`), and goes on from there, even if what came before is compacted by then.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine import ChangeSet
@@ -74,56 +71,13 @@ class Tail:
             del recent.commits[:count]
 
 
-class Bells:
-    """Who waits for changes of one space, by the beginning of the keys they wait for."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[int | None]]] = {}
-        self._lengths: Counter[int] = Counter()
-
-    async def wait(self, prefixes: tuple[str, ...]) -> int | None:
-        """The version of the next commit that touches a prefix; None when there is another reason to look."""
-        waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        for prefix in prefixes:
-            self._waiting.setdefault(prefix, set()).add(waiter)
-            self._lengths[len(prefix)] += 1
-        try:
-            return await waiter
-        finally:
-            for prefix in prefixes:
-                self._leave(prefix, waiter)
-
-    def _leave(self, prefix: str, waiter: asyncio.Future[int | None]) -> None:
-        waiting = self._waiting[prefix]
-        waiting.discard(waiter)
-        if not waiting:
-            del self._waiting[prefix]
-        self._lengths[len(prefix)] -= 1
-        if not self._lengths[len(prefix)]:
-            del self._lengths[len(prefix)]
-
-    def ring(self, commits: Iterable[Stored]) -> None:
-        for commit in commits:
-            for change in commit.changes:
-                for length in self._lengths:
-                    for waiter in self._waiting.get(change.key[:length], ()):
-                        if not waiter.done():
-                            waiter.set_result(commit.version)
-
-    def ring_all(self) -> None:
-        for waiting in self._waiting.values():
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-
 class ResidentFeed:
     """`Feed` of one space for one watcher."""
 
     def __init__(self, engine: ResidentEngine, space: str, prefixes: tuple[str, ...]) -> None:
         self._engine = engine
         self._space = space
-        self._prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
+        self._prefixes = prefixes
         self._quiet_until = 0
         """Up to this revision nothing has touched the prefixes since this watcher last read."""
 
@@ -157,9 +111,9 @@ class ResidentFeed:
         if home is not None and home.revision > max(after, self._quiet_until):
             await asyncio.sleep(0)
             return
-        version = await self._engine.bells(self._space).wait(self._prefixes)
-        if version is not None:
-            self._quiet_until = version - 1
+        position = await self._engine.bells(self._space).wait(self._prefixes)
+        if position is not None:
+            self._quiet_until = position
 
 
 def _compacted(floor: int, after: int) -> Compacted:

@@ -404,8 +404,8 @@ class SqliteEngine:
         self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
     ) -> AsyncIterator[ChangeSet]:
         self._bell.listen()
-        with self._tails.watching(space) as tail:
-            async for commit in follow(tail, prefixes, cursor, live):
+        with self._tails.watching(space, prefixes) as feed:
+            async for commit in follow(feed, prefixes, cursor, live):
                 yield commit
 
     def _look(self) -> None:

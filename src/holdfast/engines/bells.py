@@ -1,0 +1,61 @@
+"""Who waits for changes of a space, by the beginning of the keys they wait for.
+
+A commit wakes only those whose prefix it touches, whatever the number of others: for every length of a prefix that somebody waits
+with, the key's beginning of that length is looked up. Who was not woken meanwhile has missed nothing, and is told when it is woken up
+to which revision that is so: it need not read what came before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+
+from holdfast.engine import ChangeSet
+
+
+class Bells:
+    """The waiters of one space."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Future[int | None]]] = {}
+        self._lengths: Counter[int] = Counter()
+
+    async def wait(self, prefixes: tuple[str, ...]) -> int | None:
+        """Return at the next commit that touches a prefix, with the revision before it; None: there is another reason to look."""
+        waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
+        for prefix in prefixes:
+            self._waiting.setdefault(prefix, set()).add(waiter)
+            self._lengths[len(prefix)] += 1
+        try:
+            return await waiter
+        finally:
+            for prefix in prefixes:
+                self._leave(prefix, waiter)
+
+    def _leave(self, prefix: str, waiter: asyncio.Future[int | None]) -> None:
+        waiting = self._waiting[prefix]
+        waiting.discard(waiter)
+        if not waiting:
+            del self._waiting[prefix]
+        self._lengths[len(prefix)] -= 1
+        if not self._lengths[len(prefix)]:
+            del self._lengths[len(prefix)]
+
+    def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
+        """These commits follow that revision."""
+        for commit in commits:
+            for change in commit.changes:
+                for length in self._lengths:
+                    for waiter in self._waiting.get(change.key[:length], ()):
+                        if not waiter.done():
+                            waiter.set_result(after)
+            after = commit.version
+
+    def ring_all(self, at: int | None = None) -> None:
+        """Everybody is to look; up to that revision, if one is given, nobody who waits has missed anything."""
+        for waiting in self._waiting.values():
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(at)
