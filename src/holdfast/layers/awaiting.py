@@ -1,7 +1,8 @@
 """Waiting for entries to change: one watch per process and prefix, however many wait.
 
 Whoever waits for an entry gets an event that is set when the feed shows a change of it. It reads after it has begun to
-listen, so nothing is missed in between. Where the feed cannot be followed everybody is woken, and looks for itself.
+listen, so nothing is missed in between; what the feed showed it need not read again. Where the feed cannot be followed everybody is
+woken, and looks for itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Listener(asyncio.Event):
     def __init__(self, tags: frozenset[str] | None) -> None:
         super().__init__()
         self.tags = tags
+        self.value: bytes | None = None
+        """What the feed showed last of the entry, if it showed all of it."""
 
 
 class Awaiting:
@@ -45,7 +48,7 @@ class Awaiting:
         self._leaving: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def listening(self, key: str, tags: frozenset[str] | None = None) -> AsyncIterator[asyncio.Event]:
+    async def listening(self, key: str, tags: frozenset[str] | None = None) -> AsyncIterator[Listener]:
         """As long as this lasts: the event is set when the entry changes; if `tags` are given, to one with such a tag, or to nothing."""
         event = Listener(tags)
         self._events.setdefault(key, set()).add(event)
@@ -92,6 +95,7 @@ class Awaiting:
                     for change in commit.changes:
                         for event in self._events.get(change.key, ()):
                             if event.tags is None or not change.exists or change.tag in event.tags:
+                                event.value = change.value if change.exists and change.value else None
                                 event.set()
             except Error as exc:
                 log.debug("the feed of %s is followed anew: %s", self._space, exc)
@@ -103,4 +107,5 @@ class Awaiting:
                         continue
                 for events in self._events.values():
                     for event in events:
+                        event.value = None
                         event.set()

@@ -139,7 +139,8 @@ class ExecutionHandle:
             async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key, ENDED_TAGS) as changed:
                 while True:
                     changed.clear()
-                    execution = await self._execution()
+                    shown, changed.value = changed.value, None
+                    execution = await self._execution() if shown is None else decode(shown, Execution)
                     if execution.ended or not await sleep_or(scope.clock, deadline, changed):
                         break
         if not execution.ended:
