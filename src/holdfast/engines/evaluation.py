@@ -53,7 +53,7 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
-from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
+from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown
 
 SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
@@ -139,22 +139,23 @@ class Group:
 
         `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
         """
+        operations, conditions = batch.operations, batch.conditions
         asks = not batch.fresh and batch.request_id is not None
         if asks:
             # A batch without operations is not written, and a generated id only when it is repeated.
-            known_new = known_new and bool(batch.operations) and not is_generated(batch.request_id or "")
+            known_new = known_new and bool(operations) and not is_generated(batch.request_id or "")
             receipt = self._known(batch, known_new)
             if receipt is not None:
                 return receipt
-        if len(batch.operations) == 1 and not batch.conditions and not self._due:
-            op = batch.operations[0]
+        if len(operations) == 1 and not conditions and not self._due:
+            op = operations[0]
             if type(op) is Put and (receipt := self._put_alone(batch, op)) is not None:
                 return receipt
         step = _Step(self, batch)
         try:
-            for condition in batch.conditions:
+            for condition in conditions:
                 step.check(condition)
-            results = [step.perform(op) for op in batch.operations]
+            results = [step.perform(op) for op in operations]
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
             if not asks or not known_new or (receipt := self._known(batch, False)) is None:
@@ -272,7 +273,7 @@ class Group:
             self._charge(new.owner, new.key, 1, size_of(new))
 
     def _charge(self, owner: str, key: str, keys: int, size: int) -> None:
-        where = (owner, subspace_of(key))
+        where = (owner, key[: key.index("/")])
         charged = self.usage.get(where)
         if charged is None:
             self.usage[where] = [keys, size]

@@ -332,7 +332,9 @@ class Writer:
 
         With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
         """
-        space = self._revive(state.name, state.id, state.dropped, group.now)
+        space = state.id
+        if space is None or state.dropped:
+            space = self._revive(state.name, space, state.dropped, group.now)
         self.fold(space, group.writes, state.large)
         self._tell(space, group, requests_are_new)
         return space
@@ -369,7 +371,8 @@ class Writer:
             self._each(_DELETE, gone)
             if were_large:
                 self._each(_DELETE_LARGE, [row for row in gone if row[1] in were_large])
-        self._each(_PUT, rows)
+        if rows:
+            self._each(_PUT, rows)
 
     def folded(self, space: int, upto: int | None) -> None:
         """Note how far the entries of a space have been folded; None: they are up to date."""
