@@ -45,6 +45,7 @@ _decode = msgspec.json.Decoder().decode
 _pack = msgspec.msgpack.Encoder(enc_hook=_encode_foreign).encode
 _NOT_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How msgpack, unlike JSON, writes NaN and infinity; now and then something else looks like it."""
+_Struct: Final = type(msgspec.Struct)
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 _NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _FAR: Final = (b"0" * 200, b"e000", b"e+000")
@@ -103,7 +104,8 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     try:
-        read_pydantic = getattr(as_type, "model_validate_json", None)
+        # Our own structs come by the dozen, and to ask a class for what it has not is dear: it makes an error to throw away.
+        read_pydantic = None if type(as_type) is _Struct else getattr(as_type, "model_validate_json", None)
         if read_pydantic is not None:
             return cast(T, read_pydantic(bytes(data)))
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)

@@ -12,14 +12,17 @@ import re
 import secrets
 import time
 
+_FIRST = 0x1000_0000
+"""The counter's eight digits from the start, so that none has to be filled in: every id of a commit is made here."""
+
 
 class _Source:
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
-        self.ids = map(f"{prefix}%08x".__mod__, itertools.count())
+        self.prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
+        self.numbers = itertools.count(_FIRST)
 
 
 _GENERATED = re.compile(r"[0-9a-f]{30}")
@@ -31,7 +34,7 @@ if hasattr(os, "register_at_fork"):
 
 def new_id() -> str:
     """A fresh id, 30 characters."""
-    return next(_source.ids)
+    return _source.prefix + hex(next(_source.numbers))[2:]
 
 
 def is_generated(id: str) -> bool:

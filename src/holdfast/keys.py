@@ -65,11 +65,11 @@ def check_prefix(prefix: str) -> str:
 
 def escape(element: str) -> str:
     """An element that may stand before another: no slash, so it ends where its slash stands."""
-    return element.replace("%", "%25").replace("/", "%2F")
+    return element.replace("%", "%25").replace("/", "%2F") if "/" in element or "%" in element else element
 
 
 def unescape(element: str) -> str:
-    return element.replace("%2F", "/").replace("%25", "%")
+    return element.replace("%2F", "/").replace("%25", "%") if "%" in element else element
 
 
 def prefix_end(prefix: str) -> str | None:
@@ -118,7 +118,7 @@ class Subspace:
 
     def prefix(self, *elements: str) -> str:
         """What every key below these elements begins with."""
-        return self.root + "".join(escape(element) + "/" for element in elements)
+        return self.root + "".join([escape(element) + "/" for element in elements])
 
     def split(self, key: str, count: int) -> list[str]:
         """The elements of a key that was made of `count` of them."""

@@ -16,7 +16,7 @@ group, besides those the batches touch: a mass expiry never makes one unlucky co
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final, Protocol
 
@@ -53,15 +53,13 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
-from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
+from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown
 
 SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
 """Writes of a group that are looked through one by one; of more there is an order."""
 
 _pack = msgspec.msgpack.Encoder().encode
-_NONE: Final = Change("put", "").value
-"""No value: the default itself, because only that is omitted when a commit is encoded."""
 
 
 class Stored(ChangeSet, frozen=True, array_like=True, gc=False):
@@ -141,22 +139,23 @@ class Group:
 
         `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
         """
+        operations, conditions = batch.operations, batch.conditions
         asks = not batch.fresh and batch.request_id is not None
         if asks:
             # A batch without operations is not written, and a generated id only when it is repeated.
-            known_new = known_new and bool(batch.operations) and not is_generated(batch.request_id or "")
+            known_new = known_new and bool(operations) and not is_generated(batch.request_id or "")
             receipt = self._known(batch, known_new)
             if receipt is not None:
                 return receipt
-        if len(batch.operations) == 1 and not batch.conditions and not self._due:
-            op = batch.operations[0]
+        if len(operations) == 1 and not conditions and not self._due:
+            op = operations[0]
             if type(op) is Put and (receipt := self._put_alone(batch, op)) is not None:
                 return receipt
         step = _Step(self, batch)
         try:
-            for condition in batch.conditions:
+            for condition in conditions:
                 step.check(condition)
-            results = [step.perform(op) for op in batch.operations]
+            results = [step.perform(op) for op in operations]
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
             if not asks or not known_new or (receipt := self._known(batch, False)) is None:
@@ -175,7 +174,7 @@ class Group:
         return list(self._ordered.irange(prefix, prefix_end(prefix), inclusive=(True, False)))
 
     @property
-    def asked(self) -> Iterable[Stored]:
+    def asked(self) -> Collection[Stored]:
         """The commits whose request ids an engine indexes. A fresh id is in the feed only."""
         return self._requests.values()
 
@@ -224,9 +223,11 @@ class Group:
         if step.changes or (batch.request_id is not None and batch.operations):
             self.revision = step.revision
             self.last_id = step.last_id
-            stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id)
-            if batch.request_id is not None:  # a repeated request may ask for the results
-                stored = msgspec.structs.replace(stored, digest=digest_of(batch), results=copied(results))
+            if batch.request_id is None:
+                stored = Stored(step.revision, self.now, batch.actor, step.changes)
+            else:  # a repeated request may ask for the results
+                told = digest_of(batch), copied(results)
+                stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, *told)
                 if not batch.fresh:
                     self._requests[batch.actor, batch.request_id] = stored
             self.commits.append(stored)
@@ -239,7 +240,7 @@ class Group:
         for old, new in step.replaced:
             self._account(old, new)
         for prefix, (count, size) in step.pushed.items():
-            self._add(batch.actor, subspace_of(prefix), count, size + count * (len(prefix.encode()) + ID_DIGITS))
+            self._charge(batch.actor, prefix, count, size + count * (len(prefix.encode()) + ID_DIGITS))
         return Receipt(self.revision, self.now, results)
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
@@ -265,17 +266,14 @@ class Group:
         if old is not None:
             if new is not None and old.owner == new.owner:
                 if len(old.value) != len(new.value):
-                    self._charge(new, 0, len(new.value) - len(old.value))
+                    self._charge(new.owner, new.key, 0, len(new.value) - len(old.value))
                 return
-            self._charge(old, -1, -size_of(old))
+            self._charge(old.owner, old.key, -1, -size_of(old))
         if new is not None:
-            self._charge(new, 1, size_of(new))
+            self._charge(new.owner, new.key, 1, size_of(new))
 
-    def _charge(self, entry: Entry, keys: int, size: int) -> None:
-        self._add(entry.owner, subspace_of(entry.key), keys, size)
-
-    def _add(self, owner: str, subspace: str, keys: int, size: int) -> None:
-        where = (owner, subspace)
+    def _charge(self, owner: str, key: str, keys: int, size: int) -> None:
+        where = (owner, key[: key.index("/")])
         charged = self.usage.get(where)
         if charged is None:
             self.usage[where] = [keys, size]
@@ -319,21 +317,21 @@ class _Step:
         return entry
 
     def check(self, condition: Condition) -> None:
-        if isinstance(condition, Empty):
+        if type(condition) is Empty:
             return self._check_empty(condition)
-        entry = self.live(condition.key)
-        if isinstance(condition, VersionIs):
+        entry = self.live(condition.key)  # type: ignore[union-attr]
+        if type(condition) is VersionIs:
             held = entry is not None and entry.version == condition.version
-        elif isinstance(condition, Absent):
+        elif type(condition) is Absent:
             held = entry is None
-        elif isinstance(condition, Present):
+        elif type(condition) is Present:
             held = entry is not None
-        elif isinstance(condition, ValueIs):
+        elif type(condition) is ValueIs:
             held = entry is not None and entry.value == condition.value
-        elif isinstance(condition, Mine):
+        elif type(condition) is Mine:
             held = entry is None or entry.owner == self.batch.actor
         else:
-            held = self._number(condition.key, entry) >= condition.number
+            held = self._number(condition.key, entry) >= condition.number  # type: ignore[union-attr]
         if not held:
             raise refusal(condition, entry)
         return None
@@ -347,21 +345,21 @@ class _Step:
             raise refusal(condition, entry)
 
     def perform(self, op: Operation) -> Result:
-        if type(op) is Push:
-            return self._push(op)
-        if isinstance(op, Put):
+        if type(op) is Put:
             owner = self.batch.actor if op.owner is None else op.owner
             self._put("put", op.key, op.value, self.live(op.key), owner, self._expiry(op.ttl_ms), op.tag)
             return None
-        if isinstance(op, Increment):
-            return self._increment(op.key, op.delta, op.ttl_ms)
-        if isinstance(op, Delete):
+        if type(op) is Push:
+            return self._push(op)
+        if type(op) is Delete:
             entry = self.live(op.key)
             if entry is None:
                 return False
             self._remove("delete", entry)
             return True
-        if isinstance(op, Touch):
+        if type(op) is Increment:
+            return self._increment(op.key, op.delta, op.ttl_ms)
+        if type(op) is Touch:
             return self._touch(op)
         return self._take(op)  # type: ignore[arg-type]
 
@@ -401,13 +399,16 @@ class _Step:
     def _put(
         self, op: str, key: str, value: bytes, old: Entry | None, owner: str, expires_at: int | None, tag: str
     ) -> None:
-        new, change = _images(op, key, value, old, owner, expires_at, tag, self.revision, self.now)
-        self.writes[key] = new
-        if old is None or old.owner != owner or len(old.value) != change.size:
+        now, size = self.now, len(value)
+        created_at, was = (now, "") if old is None else (old.created_at, old.tag)
+        self.writes[key] = new = Entry(key, value, self.revision, owner, created_at, now, expires_at, tag)
+        if old is None or old.owner != owner or len(old.value) != size:
             self.replaced.append((old, new))
-        self.changes.append(change)
-        if change.size > FEED_VALUE_BYTES_MAX:
+        told = value
+        if size > FEED_VALUE_BYTES_MAX:
+            told = b""
             self.untold.append(key)
+        self.changes.append(Change(op, key, True, told, size, owner, tag, was, expires_at))  # type: ignore[arg-type]
 
     def _remove(self, op: str, old: Entry) -> None:
         self.writes[old.key] = None
@@ -485,30 +486,6 @@ class _Step:
         return [entry for entry in live if entry is not None]
 
 
-def _images(
-    op: str,
-    key: str,
-    value: bytes,
-    old: Entry | None,
-    owner: str,
-    expires_at: int | None,
-    tag: str,
-    revision: int,
-    now: int,
-) -> tuple[Entry, Change]:
-    """An entry as it is written, and how the feed tells of it."""
-    size = len(value)
-    told = value if size <= FEED_VALUE_BYTES_MAX else b""
-    if old is None:
-        created_at, was = now, ""
-    else:
-        created_at, was = old.created_at, old.tag
-    return (
-        Entry(key, value, revision, owner, created_at, now, expires_at, tag),
-        Change(op, key, True, told, size, owner, tag, was, expires_at),  # type: ignore[arg-type]
-    )
-
-
 def digest_of(batch: Batch) -> str:
     """What tells two batches apart that carry the same request id."""
     return hashlib.blake2b(_pack((batch.operations, batch.conditions)), digest_size=12).hexdigest()
@@ -529,13 +506,13 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
     keys: set[str] = set()
     for batch in batches:
         for condition in batch.conditions:
-            if not isinstance(condition, Empty):
-                keys.add(condition.key)
+            if type(condition) is not Empty:
+                keys.add(condition.key)  # type: ignore[union-attr]
         for op in batch.operations:
-            if isinstance(op, Take):
+            if type(op) is Take:
                 keys.update(key for key in (op.source_counter, op.target_counter) if key is not None)
-            elif not isinstance(op, Push):
-                keys.add(op.key)
+            elif type(op) is not Push:
+                keys.add(op.key)  # type: ignore[union-attr]
     return keys
 
 

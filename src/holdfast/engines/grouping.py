@@ -142,7 +142,9 @@ class Turns:
                 return None
         reply: asyncio.Future[Receipt] = self._loop.create_future()
         item.reply = reply
-        self.submit(item)
+        self.queue.add(item)
+        if not self._asked:
+            self.ask()
         return reply
 
     def submit(self, item: Waiting) -> None:

@@ -232,9 +232,11 @@ class SqliteEngine:
         return items
 
     def _commit_group(self, items: list[Waiting]) -> None:
-        by_space: dict[str, list[Waiting]] = {}
-        for item in items:
-            by_space.setdefault(item.space, []).append(item)
+        by_space: dict[str, list[Waiting]] = {items[0].space: items}
+        if len(items) > 1:
+            by_space = {}
+            for item in items:
+                by_space.setdefault(item.space, []).append(item)
         try:
             try:
                 done = self._transaction(lambda: self._evaluate(by_space, known_new=True), items[0].durability)
@@ -256,9 +258,12 @@ class SqliteEngine:
 
     def _transaction(self, work: Callable[[], T], durability: str = "sync") -> T:
         """With the lock held: run the work, and commit if it wrote anything. A failure leaves nothing behind, or is in doubt."""
-        self._check_usable()
+        if self._closed or self._failed is not None:
+            self._check_usable()
         try:
-            self._set_synchronous(durability)
+            if durability != self._synchronous:
+                self._write(f"PRAGMA synchronous = {'FULL' if durability == 'sync' else 'NORMAL'}")
+                self._synchronous = durability
             self._write("BEGIN IMMEDIATE")
             before = self._writer.total_changes()
             inherited = self._lock.is_signed
@@ -335,11 +340,6 @@ class SqliteEngine:
         """Hand what was committed to those who watch."""
         while self._made:
             self._tails.made(*self._made.pop(0))
-
-    def _set_synchronous(self, durability: str) -> None:
-        if durability != self._synchronous:
-            self._write(f"PRAGMA synchronous = {'FULL' if durability == 'sync' else 'NORMAL'}")
-            self._synchronous = durability
 
     # --- reads ---
 

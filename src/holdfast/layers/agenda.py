@@ -22,6 +22,7 @@ from typing import Final
 from holdfast.codec import decode
 from holdfast.engine import Change, ChangeSet, Entry
 from holdfast.errors import Error
+from holdfast.keys import unescape
 from holdfast.layers.correlation_entries import (
     FINISHED,
     ORCHESTRATORS,
@@ -126,9 +127,10 @@ class Agenda:
 
     def apply(self, commit: ChangeSet, now: int) -> None:
         """One commit of the feed."""
+        version = commit.version
         for change in commit.changes:
-            if self._settled.get(change.key, 0) < commit.version:
-                self._apply(commit.version, change, now)
+            if self._settled.get(change.key, 0) < version:
+                self._apply(version, change, now)
         while self._settling and self._settling[0][0] <= commit.version:
             version, key = heapq.heappop(self._settling)
             if self._settled.get(key) == version:
@@ -154,10 +156,11 @@ class Agenda:
             self._sent_out(version, change, now)
 
     def _signalled(self, change: Change, now: int) -> None:
-        _, corr_id, agent, instance = SECTIONS.split(change.key, 4)
-        work = self._open.get(corr_id)
-        if work is None or instance != SOLE or not work.state.expects(agent):
+        name, *whose = change.key[len(SIGNALLED) :].split("/", 2)
+        work = self._open.get(unescape(name))
+        if work is None or len(whose) != 2 or whose[1] != SOLE or not work.state.expects(whose[0]):
             return
+        agent = whose[0]
         if not change.exists or not _is_of(change.value, work.state.run):
             work.agents.discard(agent)
             return

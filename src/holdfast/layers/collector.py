@@ -32,7 +32,7 @@ async def collect(engine: Engine, space: str) -> int:
     """Remove what the feed since the last time left unreachable; gives the number of entries removed."""
     consumer = Consumer(engine, space, POSITION)
     cursor, removed = await consumer.load(), 0
-    moved = cursor
+    moved, last = cursor, None
     try:
         async for commit in engine.watch(space, RECORDS.root, EXECUTIONS, cursor=cursor, live=False):
             for change in commit.changes:
@@ -41,7 +41,8 @@ async def collect(engine: Engine, space: str) -> int:
                         removed += await remove_execution(engine, space, change.key[len(EXECUTIONS) :])
                 elif change.was in _SUBSPACES:
                     removed += await _remove_dead(engine, space, _SUBSPACES[change.was], change)
-            moved = commit.cursor
+            last = commit
+        moved = cursor if last is None else last.cursor
     except Compacted:
         removed += await _collect_all(engine, space) + await remove_all(engine, space)
         found = await engine.spaces(space)

@@ -25,7 +25,7 @@ from holdfast.layers.merging import Merged, Question, Strategy, merged_of, numbe
 from holdfast.layers.patterns import called, timeout_decision
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SOLE, Sections
-from holdfast.layers.signals import sent_of
+from holdfast.layers.signals import signal_of
 
 ERROR_CHARS_MAX: Final = 500
 ENTRIES_MAX: Final = 1000
@@ -88,9 +88,9 @@ async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
     for entry in page.entries:
         keys.append(entry.key)
         agent, _, instance = entry.key[len(sections.prefix) :].partition("/")
-        sent = sent_of(decode(entry.value))
-        if instance == SOLE and sent is not None and sent.run == state.run and state.expects(agent):
-            found.append((entry.version, agent, sent.signal))
+        signal = signal_of(entry, state.run)
+        if instance == SOLE and signal is not None and state.expects(agent):
+            found.append((entry.version, agent, signal))
             as_read.append(VersionIs(entry.key, entry.version))
     signals = {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
     told = None if context is None else decode(context.value, dict)

@@ -274,9 +274,12 @@ class Orchestrator:
     async def _follow(self, term: Term, cursor: str) -> None:
         clock, agenda = self._scope.clock, term.agenda
         async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
-            agenda.apply(commit, clock.now_ms())
-            self._begin_due(term)
+            now = clock.now_ms()
+            agenda.apply(commit, now)
             due_at, until = agenda.next_at(), term.sleeps_until
+            if due_at is not None and due_at <= now:
+                self._begin_due(term)
+                due_at = agenda.next_at()
             if due_at is not None and (until is None or due_at < until):
                 term.news.set()  # something is due earlier than what is slept for
 

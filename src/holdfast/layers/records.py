@@ -201,9 +201,12 @@ class Records:
         request_id: str | None = None,
     ) -> int:
         """Write a value and give its version. Without a ttl it never expires, unless its type has a retention."""
-        put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
-        if put.tag:
-            put = await admitted(self._scope, put)
+        if ttl is None and not type and not state:
+            put = Put(record_key(key), encode(value))
+        else:
+            put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
+            if put.tag:
+                put = await admitted(self._scope, put)
         receipt = await self._scope.send((put,), (), request_id)
         version, session = receipt.version, self._session
         if version > session.seen:  # written out: this is what is done most

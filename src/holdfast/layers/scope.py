@@ -57,10 +57,11 @@ class Scope:
     ) -> Coroutine[Any, Any, Receipt]:
         """`commit` for where every microsecond counts: to be awaited, and what it gives to be told to the session."""
         fresh = request_id is None
-        if self.guards:
-            conditions = (*self.guards, *conditions)
+        guards = self.guards
+        if guards:
+            conditions = (*guards, *conditions)
         batch = Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
-        return self._guarded(batch) if self.guards else self.engine.commit(self.space, batch)
+        return self._guarded(batch) if guards else self.engine.commit(self.space, batch)
 
     async def _guarded(self, batch: Batch) -> Receipt:
         try:

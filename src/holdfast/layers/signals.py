@@ -74,22 +74,27 @@ def same_signal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def checked_signal(signal: Mapping[str, Any], agent: str, corr_id: str, now_ms: int) -> dict[str, Any]:
     """A signal with all it needs: what is missing is filled in, what is wrong is InvalidInput. What it is made of is not copied."""
     check_agent(agent)
-    if not isinstance(signal, Mapping):
+    if type(signal) is not dict and not isinstance(signal, Mapping):
         raise InvalidInput(f"a signal is an object, not {type(signal).__name__}")
-    unknown = [name for name in signal if name not in SIGNAL_FIELDS]
-    if unknown:
-        raise InvalidInput(
-            f"a signal has no field {unknown[0]!r:.60}; put it into analysis. It has {', '.join(SIGNAL_FIELDS)}"
-        )
-    for name, must in (("agent_name", agent), ("corr_id", corr_id)):
-        if signal.get(name, must) != must:
-            raise InvalidInput(f"the signal's {name} is {signal[name]!r:.60}, and it is sent as {must!r}")
-    for name in ("agent_version", "schema_version"):
-        if not isinstance(signal.get(name, ""), str):
-            raise InvalidInput(f"{name} must be text, not {signal[name]!r:.60}")
-    if not isinstance(signal.get("analysis", {}), Mapping):
-        raise InvalidInput(f"analysis must be an object, not {signal['analysis']!r:.60}")
-    at = aware(signal["enriched_at"], "enriched_at") if "enriched_at" in signal else as_datetime(now_ms)
+    at = None
+    for name, value in signal.items():
+        if name == "analysis":
+            if type(value) is not dict and not isinstance(value, Mapping):
+                raise InvalidInput(f"analysis must be an object, not {value!r:.60}")
+        elif name in ("agent_version", "schema_version"):
+            if not isinstance(value, str):
+                raise InvalidInput(f"{name} must be text, not {value!r:.60}")
+        elif name in ("agent_name", "corr_id"):
+            must = agent if name == "agent_name" else corr_id
+            if value != must:
+                raise InvalidInput(f"the signal's {name} is {value!r:.60}, and it is sent as {must!r}")
+        elif name == "enriched_at":
+            at = aware(value, "enriched_at")
+        elif name not in SIGNAL_FIELDS:
+            raise InvalidInput(
+                f"a signal has no field {name!r:.60}; put it into analysis. It has {', '.join(SIGNAL_FIELDS)}"
+            )
+    at = as_datetime(now_ms) if at is None else at
     return {**signal, "agent_name": agent, "corr_id": corr_id, "enriched_at": at.isoformat()}
 
 
