@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import Context, Retry, workflow
+from holdfast import Context, Message, Retry, workflow
 from holdfast.engine import Empty
-from holdfast.layers.workflows import journal, running
+from holdfast.layers.workflows import journal
+from holdfast.layers.workflows.standing import Standing
 
 SPACE = "flows"
 
@@ -61,11 +62,12 @@ async def waits_for_a_file(ctx: Context, folder: str) -> str:
 
 
 def write_without_asking() -> None:
-    """A worker that does not look whether it still has its message."""
+    """A worker that neither looks whether it still has its message nor listens when it is told."""
     anything = Empty("records/nothing/")
-    moving = running.Run._moving
+    moving = Standing._moving
     journal.Present = lambda key: anything  # type: ignore[attr-defined]
-    running.Run._moving = lambda self, to, ttl_ms=None: (moving(self, to, ttl_ms)[0], [])  # type: ignore[method-assign]
+    Standing._moving = lambda self, to, ttl_ms=None: (moving(self, to, ttl_ms)[0], [])  # type: ignore[method-assign]
+    Message.lost = False  # type: ignore[assignment]  # nor is told before it writes
 
 
 async def main(url: str, lease: str, broken: bool = False) -> None:
