@@ -32,11 +32,11 @@ from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS = 300_000 if SOAK else 4_000
+OPERATIONS = 300_000 if SOAK else 2_400
 TIMEOUT_S = 3600 if SOAK else 240
 CRASHES = 30 if SOAK else 2
 CUTS_MIN = 6
-PROGRESS_BYTES = 100_000
+PROGRESS_BYTES = 200_000 if SOAK else 60_000
 """Of recorded history between two crashes."""
 
 
@@ -176,7 +176,7 @@ async def test_a_connection_that_is_cut_leaves_no_doubt_that_is_not_told(
     clients = Clients(engine, SPACE, recorder, "w", 0, [f"records/{number}" for number in range(6)])
     proxy.choose = lambda: cut if rng.random() < 0.02 else None
     async with asyncio.timeout(TIMEOUT_S):
-        await clients.run(16, 20_000 if SOAK else 2_000)
+        await clients.run(16, 20_000 if SOAK else 1_400)
         while proxy.cuts[cut] < CUTS_MIN:  # a busy machine sends more at once, and there is less to cut
             await clients.run(16, 200)
     proxy.choose = lambda: None
