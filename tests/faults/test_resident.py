@@ -70,7 +70,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
 def test_an_error_of_the_disk_is_told_as_it_is(
     tmp_path: Path, calls: Counter[str], call: str, error: str, mode: str
 ) -> None:
-    chosen = samples(calls[call], {FSYNCS: 12, READS: 26}.get(call, 72))
+    chosen = samples(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, mode=mode, engine="resident") for n in chosen])
     errors = Counter(name for _, seen in runs for name in seen.errors)
     assert set(errors) <= PROMISES | {"Damaged" if call == READS else "OutcomeUnknown"}

@@ -306,7 +306,7 @@ def test_an_error_of_the_disk_is_told_as_it_is(
     tmp_path: Path, calls: Counter[str], call: str, error: str, mode: str
 ) -> None:
     """One call fails, and the next ones work again."""
-    chosen = samples(calls[call], {FSYNCS: 12, READS: 26}.get(call, 72))
+    chosen = samples(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, mode=mode) for n in chosen])
     errors = Counter(name for _, seen in runs for name in seen.errors)
     # SQLite calls a page it cannot read damaged, and does not say whether it may be readable again.
