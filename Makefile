@@ -11,7 +11,7 @@ PIP_QUIET := -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench soak setup tools
+.PHONY: help demo test check bench soak setup tools ready lint types imports
 MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes; without compiled files each would spend a quarter of a second on compiling.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,14 +23,10 @@ help: ## list these commands
 demo: setup ## a day at a research desk: agents, workflow, conflict, decision, tasks; four killed with -9, every promise checked (30 s)
 	@$(BIN)/python examples/demo.py
 
-test: setup tools check ## everything that must hold before a change is merged: the static checks, then the whole suite
+test: ready ## everything that must hold before a change is merged: the static checks, then the whole suite
 	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20
 
-check: setup ## the static part: lint, format, types, and which module may import which
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { echo "these files are not formatted; run: $(BIN)/ruff format ." >&2; $(BIN)/ruff format --check . >&2; exit 1; }
-	@$(BIN)/mypy --no-error-summary
-	@out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out" >&2; exit 1; }
+check: setup lint types imports ## the static part: lint, format, types, and which module may import which
 	@echo "check: lint, format, types and imports are in order"
 
 bench: setup tools ## our speed beside a peer's in the same run, as JSON lines
@@ -40,6 +36,20 @@ soak: setup tools ## the suite with its long runs at full size: more rounds, mor
 	@HOLDFAST_SOAK=1 $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=20
 
 # --- what the commands above need ---
+
+# The system's packages, Python's and the checks do not wait for each other.
+ready:
+	@$(MAKE) -j2 tools check
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "these files are not formatted; run: $(BIN)/ruff format ." >&2; $(BIN)/ruff format --check . >&2; exit 1; }
+
+types: setup
+	@$(BIN)/mypy --no-error-summary
+
+imports: setup
+	@out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out" >&2; exit 1; }
 
 setup: $(READY)
 
@@ -55,5 +65,5 @@ $(READY): pyproject.toml
 			$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 			$(PYTHON) -m pip --python $(BIN)/python install $(PIP_QUIET) pip; }; }
 	@echo "installing Holdfast and its tools into $(VENV)"
-	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[dev]'
+	@scripts/python-packages dev
 	@touch $@

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisCluster, RedisServer
 from tests.schemas import Schemas
 from tests.servers import started
+
+settings.register_profile("holdfast", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("holdfast")
 
 
 @pytest.fixture(scope="session")

@@ -375,33 +375,33 @@ def operations(draw: st.DrawFn, keys: tuple[str, ...], unknown: bool, versioned:
     return op(kind, start, end, **fields)
 
 
-MORE = 20 if os.environ.get("HOLDFAST_SOAK") == "1" else 1
+MORE = 50 if os.environ.get("HOLDFAST_SOAK") == "1" else 1
 
 
 def small_histories(keys: tuple[str, ...] = (A,), unknown: bool = True, versioned: bool = True) -> st.SearchStrategy:
     return st.lists(operations(keys, unknown, versioned), min_size=1, max_size=6)
 
 
-@settings(max_examples=375 * MORE, deadline=None)
+@settings(max_examples=150 * MORE, deadline=None)
 @given(small_histories())
 def test_on_one_key_it_agrees_with_every_order_and_every_version(history: list[Operation]) -> None:
     assert (check(history) == []) == reference(history)
 
 
-@settings(max_examples=250 * MORE, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(small_histories(versioned=False))
 def test_without_versions_it_agrees_with_every_order(history: list[Operation]) -> None:
     assert (check(history) == []) == reference(history)
 
 
-@settings(max_examples=250 * MORE, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(small_histories((A, B), unknown=False))
 def test_on_two_keys_it_agrees_with_every_order_unless_something_is_deleted(history: list[Operation]) -> None:
     deletes = any(each.kind == "delete" for each in history)
     assert reference(history) == (check(history) == []) or (deletes and not reference(history))
 
 
-@settings(max_examples=250 * MORE, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(small_histories((A, B)))
 def test_it_never_rejects_what_some_order_explains(history: list[Operation]) -> None:
     assert not reference(history) or check(history) == []
@@ -493,14 +493,14 @@ def close_to_good(seed: int, *, keys: int, lost: float) -> list[Operation]:
     return history
 
 
-@settings(max_examples=500 * MORE, deadline=None)
+@settings(max_examples=200 * MORE, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3]))
 def test_close_to_good_it_agrees_with_every_order_and_every_version(seed: int, lost: float) -> None:
     history = close_to_good(seed, keys=1, lost=lost)
     assert (check(history) == []) == reference(history)
 
 
-@settings(max_examples=250 * MORE, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3]))
 def test_close_to_good_it_never_rejects_what_some_order_explains(seed: int, lost: float) -> None:
     """Between keys it sees less than the reference: which delete a read of an absent key saw."""

@@ -1,4 +1,4 @@
-"""Who puts messages, or works on them, and may be killed at any instant: `python -m tests.faults.consuming '{"url": …}'`.
+"""Who puts messages, or works on them, and may be killed at any instant. Started from the nursery.
 
 A sender puts every number once, under its dedup key, and begins anew when it is started again. A consumer takes from `first` and puts
 the result into `second`, and from there into `done`. A `broken` one writes the result, and acknowledges with another commit.
@@ -7,9 +7,7 @@ the result into `second`, and from there into `done`. A `broken` one writes the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 
 import holdfast
 from holdfast import LeaseLost, Message, Queue, Requeue, Space
@@ -55,7 +53,3 @@ async def in_two_commits(space: Space, message: Message, target: str) -> None:
     await space.queue(target).put(message.body)
     await asyncio.sleep(0.02)
     await message.ack()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(**json.loads(sys.argv[1])))

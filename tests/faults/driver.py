@@ -7,11 +7,8 @@ were told with the feed and with the entries that are there in the end: the feed
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,8 +22,11 @@ from holdfast.engine import SYSTEM_ACTOR, Batch, ChangeSet, Engine, Entry, Put
 from holdfast.engines.registry import open_engine
 from holdfast.testing.history import Operation, Started, events
 from holdfast.testing.linearizability import check, is_write
+from tests.faults import nursery
+from tests.faults.nursery import ROOT, Child
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["ROOT"]
+
 SPACE = "crash"
 END = "records/end"
 KILLED_EARLY = 0.1
@@ -47,7 +47,7 @@ class Worker:
         """What of its share its present life began with."""
         self.process = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         settings = {
             "url": self.fleet.url,
             "folder": str(self.fleet.folder),
@@ -58,11 +58,7 @@ class Worker:
             "clients": self.fleet.clients,
             "operations": max(1, self.left),
         }
-        log = (self.fleet.folder / f"{self.name}.log").open("ab")
-        with log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.worker", json.dumps(settings)], cwd=ROOT, stderr=log
-            )
+        return nursery.start("tests.faults.worker", settings, self.fleet.folder / f"{self.name}.log")
 
     def files(self) -> list[Path]:
         return [

@@ -1,4 +1,4 @@
-"""An orchestrator that may be killed at any instant: `python -m tests.faults.orchestrating '{"url": …}'`.
+"""An orchestrator that may be killed at any instant. Started from the nursery.
 
 It notes each call of `on_decision` in a file of its own. A `broken` one claims and decides without comparing, and does not wait
 for those before it.
@@ -7,9 +7,7 @@ for those before it.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,3 @@ def claim_without_comparing() -> None:
         return commit(self, operations, seen, request_id)
 
     Scope.commit = blind  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    asyncio.run(main(**json.loads(sys.argv[1])))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from tests.servers import started
 SPACE = "failover"
 CLIENTS = 8
 DEADLINE_S = 60
+SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Group:
     replica: RedisServer
     failed_over: Callable[[], bool]
     """Whether everybody knows the new primary."""
+    demote: Callable[[], object] = lambda: None
+    """Tell the old primary what it is now, as a sentinel does after ten seconds."""
 
 
 def sentinels(stack: ExitStack) -> Group:
@@ -47,7 +51,11 @@ def sentinels(stack: ExitStack) -> Group:
         told = [sentinel.info("sentinel").get("master0", "") for sentinel in group.sentinels]
         return all(f"address={replica.address}," in each for each in told)
 
-    return Group(group.url, group.primary, replica, failed_over)
+    def demote() -> None:
+        if not SOAK:
+            group.primary.command("REPLICAOF", "127.0.0.1", str(replica.port))
+
+    return Group(group.url, group.primary, replica, failed_over, demote)
 
 
 def cluster(stack: ExitStack) -> Group:
@@ -145,6 +153,7 @@ async def test_a_failover_breaks_no_promise(group: Group, wait: int, record_prop
     await asyncio.wait_for(until(group.failed_over), DEADLINE_S)
     if wait:  # somebody must be there to wait for
         group.primary.start()  # it comes back as a replica, and forgets what only it had
+        group.demote()
     await asyncio.wait_for(more(clients, 200), DEADLINE_S)
     stop.set()
     await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
@@ -169,6 +178,20 @@ async def test_a_failover_breaks_no_promise(group: Group, wait: int, record_prop
         assert sum(client.in_doubt for client in clients) > 0, "nobody was told that the replica did not answer"
     else:
         assert lost, "the test is too tame: nothing was lost, so it shows nothing"
+
+
+async def test_who_was_told_of_the_old_primary_does_not_commit_to_it_when_it_comes_back() -> None:
+    """It calls itself a primary for seconds, until a sentinel has told it."""
+    with ExitStack() as stack:
+        group = stack.enter_context(started(RedisSentinels.temporary()))
+        stranger = stack.enter_context(started(RedisServer.temporary()))  # a primary by its own word
+        engine = await open_engine(group.url, SystemClock())
+        engine._servers.finder._primary = ("127.0.0.1", stranger.port)  # type: ignore[attr-defined]
+        await engine.commit(SPACE, Batch("c", (Put("records/a", b"1"),)))
+        assert (await entries(engine)) == {"records/a": b"1"}
+        await engine.close()
+        assert stranger.command("DBSIZE") == ":0"
+        assert group.primary.command("DBSIZE") != ":0"
 
 
 async def until(ready: Callable[[], bool]) -> None:

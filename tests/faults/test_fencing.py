@@ -5,6 +5,7 @@ The test is also run with a holder that does not write through its guard, and mu
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -17,10 +18,9 @@ import pytest
 
 import holdfast
 from holdfast.testing.servers.keeper import KeeperServer
-from holdfast.testing.servers.postgres import PostgresServer
-from holdfast.testing.servers.redis import RedisServer
 from tests.faults.driver import ROOT
-from tests.servers import started
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(params=["sqlite", "redis", "postgres", "keeper"])
@@ -31,9 +31,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setenv("HOLDFAST_TOKEN", keeper.admin)
             yield keeper.url
         elif request.param == "redis":
-            yield stack.enter_context(started(RedisServer.temporary())).url
+            yield f"{request.getfixturevalue('redis_server').url}?prefix=fencing{next(_numbers)}"
         elif request.param == "postgres":
-            yield stack.enter_context(started(PostgresServer.temporary())).url
+            yield f"{request.getfixturevalue('postgres_server').url}?schema=fencing_{next(_numbers)}"
         else:
             yield str(tmp_path / "team.db")
 

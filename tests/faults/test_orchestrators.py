@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -30,7 +27,8 @@ from holdfast.layers.sections import SECTIONS
 from holdfast.testing.servers.keeper import KeeperServer
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisServer
-from tests.faults.driver import ROOT
+from tests.faults import nursery
+from tests.faults.nursery import Child
 from tests.faults.orchestrating import SPACE
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
@@ -79,12 +77,10 @@ class Orchestrators:
             process.kill()
             process.wait()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         name = f"o{next(self._numbers)}"
         settings = {"url": self._url, "folder": str(self.folder), "name": name, "lease": LEASE, "broken": self._broken}
-        with (self.folder / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.faults.orchestrating", json.dumps(settings)]
-            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        return nursery.start("tests.faults.orchestrating", settings, self.folder / f"{name}.log")
 
     def kill_one(self, rng: random.Random) -> None:
         place = rng.randrange(len(self._running))

@@ -17,7 +17,7 @@ from tests.faults.driver import ROOT, fleet, judge
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS_MIN = 1_000_000 if SOAK else 24_000
+OPERATIONS_MIN = 1_000_000 if SOAK else 12_000
 TIMEOUT_S = 3600 if SOAK else 240
 
 

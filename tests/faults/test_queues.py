@@ -7,11 +7,8 @@ runs longer, not different. Consumers that need two commits for it must be caugh
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +21,9 @@ import holdfast
 from holdfast.testing.servers.keeper import KeeperServer
 from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisServer
+from tests.faults import nursery
 from tests.faults.consuming import SPACE
-from tests.faults.driver import ROOT
+from tests.faults.nursery import Child
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 CONSUMERS = 6 if SOAK else 2
@@ -72,12 +70,10 @@ class Crowd:
             process.kill()
             process.wait()
 
-    def _spawn(self, role: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, role: str) -> Child:
         name = f"{role}{next(self._numbers)}"
         settings = {"url": self._url, "role": role, "count": MESSAGES, "lease": LEASE, "name": name}
-        with (self._folder / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.faults.consuming", json.dumps(settings)]
-            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        return nursery.start("tests.faults.consuming", settings, self._folder / f"{name}.log")
 
     def kill_one(self, rng: random.Random) -> None:
         place = rng.randrange(len(self._running))

@@ -57,7 +57,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
     tmp_path: Path, calls: Counter[str], call: str
 ) -> None:
     faults = [
-        Fault(call, "signal=SIGKILL", n, engine="resident") for n in samples(calls[call], 16 if call == WRITES else 4)
+        Fault(call, "signal=SIGKILL", n, engine="resident") for n in samples(calls[call], 32 if call == WRITES else 8)
     ]
     runs = sweep(tmp_path, faults)
     assert {code for code, _ in runs} == {137}
@@ -70,7 +70,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
 def test_an_error_of_the_disk_is_told_as_it_is(
     tmp_path: Path, calls: Counter[str], call: str, error: str, mode: str
 ) -> None:
-    chosen = samples(calls[call], {FSYNCS: 6, READS: 13}.get(call, 36))
+    chosen = samples(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, mode=mode, engine="resident") for n in chosen])
     errors = Counter(name for _, seen in runs for name in seen.errors)
     assert set(errors) <= PROMISES | {"Damaged" if call == READS else "OutcomeUnknown"}
@@ -87,7 +87,7 @@ def test_an_error_of_the_disk_is_told_as_it_is(
 def test_a_disk_that_stays_broken_never_acknowledges_and_never_lies(
     tmp_path: Path, calls: Counter[str], call: str, error: str
 ) -> None:
-    chosen = samples(calls[call], 80 if call == WRITES else 10)
+    chosen = samples(calls[call], 160 if call == WRITES else 20)
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, lasting=True, engine="resident") for n in chosen])
     assert all(code == 0 for code, _ in runs)
     assert any(seen.errors for _, seen in runs)

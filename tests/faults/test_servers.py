@@ -32,10 +32,11 @@ from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS = 300_000 if SOAK else 4_000
+OPERATIONS = 300_000 if SOAK else 2_400
 TIMEOUT_S = 3600 if SOAK else 240
 CRASHES = 30 if SOAK else 2
-PROGRESS_BYTES = 100_000
+CUTS_MIN = 6
+PROGRESS_BYTES = 200_000 if SOAK else 60_000
 """Of recorded history between two crashes."""
 
 
@@ -174,14 +175,16 @@ async def test_a_connection_that_is_cut_leaves_no_doubt_that_is_not_told(
     engine = await opened(server.url.replace(str(server.port), str(proxy.port)))
     clients = Clients(engine, SPACE, recorder, "w", 0, [f"records/{number}" for number in range(6)])
     proxy.choose = lambda: cut if rng.random() < 0.02 else None
-    await asyncio.wait_for(clients.run(16, 20_000 if SOAK else 2_000), TIMEOUT_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        await clients.run(16, 20_000 if SOAK else 1_400)
+        while proxy.cuts[cut] < CUTS_MIN:  # a busy machine sends more at once, and there is less to cut
+            await clients.run(16, 200)
     proxy.choose = lambda: None
     await asyncio.sleep(0.3)  # what the proxy still holds back arrives now
     await engine.close()
     recorder.close()
     history = load([tmp_path / "w.0.jsonl"])
     outcomes = await judge(history, server.url)
-    assert proxy.cuts[cut] > 5
     assert outcomes["ok"] > 1000
     # A read that got no answer is unknown too, and of no consequence.
     in_doubt = [op for op in history if op.outcome == "unknown" and op.kind != "read"]

@@ -6,12 +6,9 @@ HOLDFAST_SOAK=1 makes the runs longer, not different.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +18,8 @@ import pytest
 
 import holdfast
 from holdfast.testing.servers.keeper import KeeperServer
-from tests.faults.driver import ROOT
+from tests.faults import nursery
+from tests.faults.nursery import Child
 from tests.faults.working import SPACE, expected, journey
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
@@ -52,17 +50,12 @@ class Workers:
     """Worker processes that are killed, and paused for longer than their lease; none outlives this."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "tests.faults.working",
-            json.dumps({"url": url, "lease": LEASE}),
-        ]
-        self._log = (folder / "workers.log").open("ab")
+        self._url = url
+        self._log = folder / "workers.log"
         self._running = [self._spawn() for _ in range(WORKERS)]
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, cwd=ROOT, stdout=self._log, stderr=self._log)
+    def _spawn(self) -> Child:
+        return nursery.start("tests.faults.working", {"url": self._url, "lease": LEASE}, self._log)
 
     def __enter__(self) -> Workers:
         return self
@@ -71,7 +64,6 @@ class Workers:
         for process in self._running:
             process.kill()
             process.wait()
-        self._log.close()
 
     async def hit(self, rng: random.Random) -> None:
         place = rng.randrange(WORKERS)

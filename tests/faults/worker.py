@@ -1,4 +1,4 @@
-"""One process of the crash tests: `python -m tests.faults.worker '{"url": …}'`.
+"""One process of the crash tests, started from the nursery.
 
 It opens the shared store, repeats what its former lives left without an answer, and then does its share of random
 operations. It records everything in `<folder>/<name>.<life>.jsonl` and may be killed at any instant.
@@ -7,8 +7,6 @@ operations. It records everything in `<folder>/<name>.<life>.jsonl` and may be k
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from holdfast.testing.workload import Clients
 from tests.faults.driver import opened
 
 
-async def work(
+async def main(
     url: str, folder: str, name: str, life: int, space: str, keys: list[str], clients: int, operations: int
 ) -> None:
     former = [event for past in range(life) for event in events(Path(folder, f"{name}.{past}.jsonl"))]
@@ -39,7 +37,3 @@ async def soon_opened(url: str) -> Engine:
             return await opened(url)
         except Unavailable:
             await asyncio.sleep(0.02)
-
-
-if __name__ == "__main__":
-    asyncio.run(work(**json.loads(sys.argv[1])))

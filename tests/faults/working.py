@@ -1,16 +1,17 @@
-"""A process that runs executions until it is told to stop; killed and paused by `test_workflows.py`."""
+"""A process that runs executions until it is told to stop; killed and paused by `test_workflows.py`. Started from the nursery."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import Context, Retry, workflow
+from holdfast import Context, Message, Retry, workflow
+from holdfast.engine import Empty
+from holdfast.layers.workflows import journal
+from holdfast.layers.workflows.standing import Standing
 
 SPACE = "flows"
 
@@ -60,15 +61,21 @@ async def waits_for_a_file(ctx: Context, folder: str) -> str:
     return "the other one"
 
 
-async def main() -> None:
-    settings = json.loads(sys.argv[1])
+def write_without_asking() -> None:
+    """A worker that neither looks whether it still has its message nor listens when it is told."""
+    anything = Empty("records/nothing/")
+    moving = Standing._moving
+    journal.Present = lambda key: anything  # type: ignore[attr-defined]
+    Standing._moving = lambda self, to, ttl_ms=None: (moving(self, to, ttl_ms)[0], [])  # type: ignore[method-assign]
+    Message.lost = False  # type: ignore[assignment]  # nor is told before it writes
+
+
+async def main(url: str, lease: str, broken: bool = False) -> None:
+    if broken:
+        write_without_asking()
     token = os.environ.get("HOLDFAST_TOKEN")
-    async with holdfast.open(settings["url"], token=token) as store:
+    async with holdfast.open(url, token=token) as store:
         space = store.space(SPACE, agent="boss")
-        async with space.workflows.worker([journey, child, paused], concurrency=20, lease=settings["lease"]):
+        async with space.workflows.worker([journey, child, paused], concurrency=20, lease=lease):
             print("running", flush=True)
             await asyncio.get_running_loop().create_future()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

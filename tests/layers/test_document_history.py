@@ -13,6 +13,7 @@ from holdfast.codec import decode, encode
 from holdfast.engine import Delete, Push
 from holdfast.layers import history
 from holdfast.layers.diffs import differences, undone
+from tests.soak import examples
 
 NAME = "research/MSFT"
 
@@ -156,7 +157,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values, values)
 def test_differences_undone_give_back_the_earlier_value(old: Any, new: Any) -> None:
     found = list(differences(old, new))

@@ -140,7 +140,11 @@ def test_what_is_too_long_to_repeat_is_left_out_of_what_is_shown() -> None:
     assert (told["args"], told["metadata"]) == ("[50,004 bytes]", {"team": "blue"})
 
 
-@given(st.dictionaries(st.text(max_size=12), st.recursive(st.none() | st.text() | st.integers(), st.lists), max_size=4))
+@given(
+    st.dictionaries(
+        st.text(max_size=12), st.recursive(st.none() | st.text() | st.integers(), st.lists, max_leaves=4), max_size=4
+    )
+)
 def test_whatever_is_sent_as_a_spec_is_read_or_refused_in_words(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         TaskSpec.of({**fields, "command": 5})

@@ -18,6 +18,7 @@ from holdfast.layers.audit import Audit
 from holdfast.layers.settings import SYSTEM_SPACE
 from holdfast.layers.tokens import REFUSAL, Token, TokenBook, Tokens, _Known
 from holdfast.middleware.wrapper import Wrapper
+from tests.soak import examples
 
 DEADLINE_S = 20.0
 FOR_ADMINISTRATORS = True
@@ -397,7 +398,7 @@ def test_a_token_shows_its_id_alone() -> None:
 
 
 @given(st.one_of(st.text(), st.from_regex(r"hf_[a-z2-7]{16}_[a-z2-7]{52}"), st.binary(), st.none(), st.integers()))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whatever_is_presented_is_refused_in_one_way(text: object) -> None:
     book = TokenBook(None, ManualClock())  # type: ignore[arg-type]
     assert refused(book, text)  # type: ignore[arg-type]

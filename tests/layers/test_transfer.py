@@ -161,10 +161,11 @@ class Counting(Wrapper):
         return page
 
 
-async def test_pages_have_fewer_entries_where_values_are_large(store: Store) -> None:
+async def test_pages_have_fewer_entries_where_values_are_large(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PAGE_BYTES", transfer.PAGE_BYTES // 10)
     records = store.space("contoso").records
     for number in range(120):
-        await records.set(f"k{number:03}", "x" * 1_000_000)
+        await records.set(f"k{number:03}", "x" * 100_000)
     engine = Counting(store.engine)
     assert len(await everything(engine, "contoso")) == 120
     assert max(engine.pages[1:]) <= transfer.PAGE_BYTES

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast import InvalidInput, MigrationFailed
 from holdfast.layers.state_type import Schema, StateType
 from holdfast.layers.versions import Step, read_version, shortest_chain, version_order
+from tests.soak import examples
 
 VERSIONS = [f"{number}.0.0" for number in range(8)]
 EDGES = st.tuples(st.sampled_from(VERSIONS), st.sampled_from(VERSIONS))
@@ -27,7 +28,7 @@ def distance(edges: set[tuple[str, str]], start: str, goal: str) -> int | None:
     return away.get(goal)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(GRAPHS, st.sampled_from(VERSIONS), st.sampled_from(VERSIONS))
 def test_the_chain_is_a_way_and_the_shortest(edges: set[tuple[str, str]], start: str, goal: str) -> None:
     steps: dict[str, set[str]] = {}

@@ -34,6 +34,7 @@ from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
 from holdfast.middleware.verbs import VERBS
 from tests.middleware.keeper import FREELY, SPACE, Keeper, batch, refusal
+from tests.soak import examples
 
 
 def allowing(*verbs: str) -> Rules:
@@ -494,7 +495,7 @@ def needs_for_messages(home: str, name: str, part: object, deleted: set[str]) ->
     return {Put: "Set", Delete: "Delete"}.get(type(part))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rules, st.lists(operation, max_size=4), st.lists(condition, max_size=3))
 def test_nothing_denied_reaches_the_engine_and_everything_allowed_does(
     rules: Rules, operations: list[object], conditions: list[object]
@@ -510,7 +511,7 @@ def test_nothing_denied_reaches_the_engine_and_everything_allowed_does(
     assert bool(keeper.witness.seen) == allowed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     rules, st.lists(key, min_size=1, max_size=3), st.sampled_from((*KEYS, *PREFIXES, "", "rec", "records", "locks/"))
 )

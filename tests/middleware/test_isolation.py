@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.engine import Absent, Delete, Increment, Push, Put, Take
 from holdfast.errors import AccessDenied
 from tests.middleware.keeper import FREELY, Keeper, batch, refusal
+from tests.soak import examples
 
 SPACES = ("contoso", "fabrikam")
 aimed = st.sampled_from((*SPACES, "nowhere", "_holdfast", "*", "contoso/", "", "CONTOSO"))
@@ -49,7 +50,7 @@ async def send(engine: Any, agent: str, space: str, what: str, operations: tuple
     return await engine.compact(space, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(SPACES), st.sampled_from(("agent", "orchestrator")), aimed, call), max_size=20)
 )

@@ -27,6 +27,7 @@ from holdfast.engine import (
 from holdfast.errors import AccessDenied, Conflict, Error
 from holdfast.layers.blobs import Blobs
 from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+from tests.soak import examples
 
 LINE = "locks/lock/l/"
 
@@ -347,7 +348,7 @@ def check_nothing_of_others_changed(actor: str, now: int, before: dict[str, Entr
             assert not key.startswith("locks/") or not beside, f"{actor} got before {beside}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(step, max_size=25))
 def test_hand_made_batches_do_not_break_the_ownership_of_lines(steps: list[object]) -> None:
     async def work() -> None:

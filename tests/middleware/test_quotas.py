@@ -26,6 +26,7 @@ from holdfast.middleware.quotas import DOUBT_MS
 from holdfast.middleware.rules import MB, Quota, Rules
 from holdfast.middleware.wrapper import Wrapper
 from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+from tests.soak import examples
 
 
 def quota(keys: int = 1000, value: int = MB, total: int = MB) -> Rules:
@@ -292,7 +293,7 @@ async def nothing_is_exceeded(
     return refused
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(rounds, st.integers(0, 2**32))
 def test_no_concurrent_requests_exceed_a_quota_together(drawn: list[list[tuple[str, list[Any]]]], seed: int) -> None:
     clock = ManualClock()
@@ -494,7 +495,7 @@ async def copy_of(keeper: Keeper) -> Any:
     await copy.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(sent, max_size=25))
 def test_what_is_refused_does_not_fit_and_what_fits_is_not_refused(drawn: list[tuple[str, list[Any]]]) -> None:
     """Compared with simply doing it, on a copy."""

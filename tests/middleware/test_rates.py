@@ -15,6 +15,7 @@ from holdfast.errors import AccessDenied, RateLimitExceeded
 from holdfast.middleware.rates import KEPT_MIN, Rates
 from holdfast.middleware.rules import AccessRule, RateLimit, Rules
 from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+from tests.soak import examples
 
 
 def limited(per_second: float, burst: int, pattern: str = "*") -> Rules:
@@ -162,7 +163,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rate, st.integers(1, 30), requests)
 def test_no_sequence_gets_more_than_the_burst_and_the_rate(
     per_second: float, burst: int, requests: list[tuple[int, int, str, bool]]

@@ -16,6 +16,7 @@ from holdfast.server import documents
 from holdfast.server.config import Config, Limits, Listen, SpaceSettings, defaults, load, read
 from holdfast.server.documents import InvalidDocument
 from holdfast.server.leaves import Address
+from tests.soak import examples
 
 DOCUMENT_D = """\
 state_keeper_config:
@@ -352,7 +353,7 @@ def said_of(data: bytes) -> str:
 
 
 @given(st.dictionaries(WORDS, VALUES, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_any_document_is_taken_or_refused_with_a_place(document: dict[str, object]) -> None:
     said = said_of(yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass"))
     assert all(line.startswith("keeper.yaml:") for line in said.split("\n") if said)
@@ -360,7 +361,7 @@ def test_any_document_is_taken_or_refused_with_a_place(document: dict[str, objec
 
 
 @given(st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_damage_to_a_good_file_is_survived(data: st.DataObject) -> None:
     damaged = bytearray((DOCUMENT_D + "\n").encode() if data.draw(st.booleans()) else OURS.encode())
     for _ in range(data.draw(st.integers(1, 6))):
@@ -375,7 +376,7 @@ def test_any_damage_to_a_good_file_is_survived(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_bytes_are_survived(data: bytes) -> None:
     said = said_of(data)
     assert not said or said.startswith("keeper.yaml:")

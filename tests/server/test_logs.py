@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from holdfast import ManualClock, Redaction
 from holdfast.server.logs import Format, Logs, bound, logger
+from tests.soak import examples
 
 TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
 LOG = logging.getLogger("holdfast.keeper")
@@ -213,7 +214,7 @@ async def test_a_web_servers_own_records_go_the_same_way(written: Written) -> No
 
 
 @given(st.text(), st.dictionaries(st.text(), st.text() | st.integers() | st.floats() | st.binary(), max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_whatever_is_logged_is_one_line(event: str, fields: dict[str, Any]) -> None:
     for format in ("json", "text"):
         written = Written(format)  # type: ignore[arg-type]

@@ -69,6 +69,10 @@ class Finder(Protocol):
         """Every server that keeps spaces."""
         ...
 
+    async def confirms(self, address: Address) -> bool:
+        """Whether a server that was just reached, and calls itself a primary, is still the one to use."""
+        ...
+
     def has_replicas(self, address: Address) -> bool:
         """Whether a replica is known that may take over from this server."""
         ...
@@ -177,6 +181,9 @@ class Servers:
                 if self._closed:
                     raise Unavailable("the store is closed")
                 raise Unreachable(f"{shown_address(address)} is a replica; only its primary takes writes")
+            if not await self.finder.confirms(address):
+                await link.close()
+                raise Unreachable(f"{shown_address(address)} calls itself the primary, and another one took over")
             self._links[address, purpose] = link
             self._before[address, purpose] = (link.facts.run_id, link.client_id)
             return link
@@ -234,6 +241,9 @@ class _Single:
     async def primaries(self) -> list[Address]:
         return [self._url.addresses[0]]
 
+    async def confirms(self, address: Address) -> bool:
+        return True
+
     def has_replicas(self, address: Address) -> bool:
         return False
 
@@ -249,7 +259,12 @@ class _Single:
 
 
 class _Sentinel(_Single):
-    """`Finder` of a primary that sentinels watch. The first sentinel that answers counts."""
+    """`Finder` of a primary that sentinels watch. The first sentinel that answers counts.
+
+    A primary that was killed and comes back takes itself for one until a sentinel tells it otherwise, which takes seconds. Who
+    was told its address before the failover, and reaches it after, would commit what is thrown away, under versions that the
+    new primary gives again. So the sentinels are asked once more when it was reached.
+    """
 
     def __init__(self, url: RedisUrl) -> None:
         super().__init__(url)
@@ -279,6 +294,12 @@ class _Sentinel(_Single):
 
     async def primaries(self) -> list[Address]:
         return [await self.find("")]
+
+    async def confirms(self, address: Address) -> bool:
+        try:
+            return await self._ask() == address
+        except Unreachable:
+            return True  # nobody says otherwise
 
     def has_replicas(self, address: Address) -> bool:
         return True
@@ -339,6 +360,9 @@ class _Cluster:
                 self._replicated.add(address)
         self._nodes = list(dict.fromkeys(address for _, _, address in slots)) or self._nodes
         return slots
+
+    async def confirms(self, address: Address) -> bool:
+        return True  # its nodes know of each other, and answer MOVED
 
     def has_replicas(self, address: Address) -> bool:
         return address in self._replicated

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.errors import InvalidInput
 from holdfast.server.http.limits import NESTING_MAX
 from holdfast.server.http.reading import read_json
+from tests.soak import examples
 
 URL = "/v1/spaces/contoso/records/a"
 BAD = [
@@ -87,7 +88,7 @@ def test_any_json_value_reads_as_python_reads_it(value: Any) -> None:
 
 
 @given(st.binary(max_size=60) | st.text('{}[]",:0123456789.eE+-ntfa\\u ', max_size=40).map(str.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(InvalidInput):
         read_json(data)

@@ -9,7 +9,9 @@ comes in without a password; whoever tests passwords makes the role `guarded`, w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -120,12 +122,7 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(self._folder, self._user)
             self._check_reachable()
-        command = [_program("initdb"), "-D", str(self._data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync"]
-        made = subprocess.run(
-            [*command, "--locale=C"], user=self._user, cwd="/", capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        if made.returncode:
-            raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
+        _run(self._user, "cp", "-a", str(_template(self._user)), str(self._data))
         with (self._data / "postgresql.conf").open("a") as configuration:
             configuration.writelines(f"{name} = '{value}'\n" for name, value in self._settings.items())
         (self._data / "pg_hba.conf").write_text(ACCESS)
@@ -144,6 +141,29 @@ class PostgresServer:
                 return probe.recv(1) == b"R"
         except OSError:
             return False
+
+
+@functools.cache
+def _template(user: str | None) -> Path:
+    """A new cluster, made once in a process and copied for each server: initdb takes a second of a core, a copy a twentieth."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
+    atexit.register(_remove, folder, os.getpid())
+    if user is not None:
+        shutil.chown(folder, user)
+    options = ("-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
+    _run(user, _program("initdb"), "-D", str(folder / "data"), *options)
+    return folder / "data"
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a child that was forked from it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(user: str | None, *command: str) -> None:
+    made = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, timeout=PATIENCE_S)
+    if made.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{made.stdout}{made.stderr}")
 
 
 def _program(name: str) -> str:
