@@ -38,7 +38,7 @@ class Branch:
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
         self.buffer = Buffer(journal.view)
-        self.body = 0
+        self.body = 0 if is_step else journal.past.body(path)
         """How many writes its own code has made; those of a step are the step's, and not counted."""
         self.shared: list[Operation] = []
         """What a step writes for others, to be committed with it."""
@@ -49,7 +49,12 @@ class Branch:
     def write(self, journal: Journal, key: str, write: Write) -> None:
         """A write to the state. What the branch's own code wrote in an earlier run is in the store already."""
         if not self.is_step:
+            if journal.past.covers(self.path, self.position):
+                self.buffer.put(key, write)  # until the next call
+                return
             self.body += 1
+            if journal.past.wrote(self.path, self.body):
+                return
             number = journal.carried(self.path, self.body)
             if number is not None:
                 journal.view.apply(key, write, number)
@@ -95,6 +100,11 @@ def call(journal: Journal, name: str) -> Call:
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
     path = branch.below(f"{name}#{ordinal}")
+    if not branch.is_step and journal.past.knows(branch.path):
+        if journal.past.covers(branch.path, position):
+            branch.buffer.take()  # the log has what was written here
+        else:
+            branch.body = max(branch.body, journal.past.go_on(branch.path))
     if len(path.encode()) > PATH_BYTES_MAX:
         raise InvalidInput(f"{path[:60]!r}… is nested too deeply: a path has at most {PATH_BYTES_MAX} bytes")
     recorded = journal.placed.get((branch.path, position))
