@@ -781,3 +781,175 @@ async def test_programs_that_are_migrated_at_any_commit_end_as_if_they_had_not_b
         for after in (False, True):
             found, _ = await lived(seed, tmp_path, at, after=after)
             assert found == undisturbed, (at, after)
+
+
+async def doubled(ctx: Context, n: int) -> int:
+    """One that is done on a queue, by either version."""
+    if "euros" in ctx.state:
+        seen = int(ctx.state["euros"])
+        await BLOCKED[0].wait()
+        ctx.state["euros"] = seen + n
+    else:
+        ctx.state["cents"] = ctx.state["cents"] + n * 100
+    return n
+
+
+async def hanging(ctx: Context) -> None:
+    if "euros" in ctx.state:
+        await asyncio.sleep(3600)
+
+
+BLOCKED: list[asyncio.Event] = []
+
+
+def sending(shape: type, options: dict[str, Any], *, also: bool) -> Any:
+    @workflow(name="sending", state=shape, **options)
+    async def sends(ctx: Context) -> Any:
+        parts = [ctx.step("doubled", doubled, 2, queue="q")]
+        if also:
+            parts.append(ctx.step("hanging", hanging))
+        await ctx.gather(*parts)
+        return ctx.state.all()
+
+    return sends
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["aside", "running"])
+async def test_what_a_step_on_a_queue_wrote_to_an_earlier_version_is_done_again(
+    boss: Space, hosts: Hosts, clock: ManualClock, also: bool
+) -> None:
+    BLOCKED[:] = [asyncio.Event()]  # each test has a loop of its own
+    old = sending(Euros, {}, also=also)
+    new = sending(Cents, {"state_version": "1.1.0", "state_migrations": {"1.0.0": to_cents}}, also=also)
+    runs = await hosts.start(old)
+    serves = await hosts.start(old, queues=["q"], steps_only=True)
+    handle = await boss.workflows.start(old)
+
+    async def has_begun() -> bool:
+        return serves._service.doing(handle.id) and (also or bool((await handle.status()).waits))
+
+    await until(has_begun)
+    if also:  # it is told by a letter, which is read after the migration
+        await hosts.kill(runs)
+        BLOCKED[0].set()
+        await until(lambda: told(handle))
+        clock.advance("11s")
+        await hosts.start(new)
+    else:  # it was migrated while it lay aside, and finds that out
+        await runs.stop()
+        await hosts.start(new)
+        async with asyncio.timeout(30):  # somebody with newer code asks for the step: that wakes the execution
+            newer = await hosts.start(new, queues=["other"], steps_only=True)
+            entry = await boss._scope.engine.get("contoso", [f"workflows/executions/{handle.id}"])
+            assert entry[0] is not None
+            await newer._service._wake(entry[0])
+            while not await events(handle, "migrated"):
+                await asyncio.sleep(0.001)
+        await waits_for(handle, "queue")
+        BLOCKED[0].set()
+        await until(lambda: is_false(serves._service.doing(handle.id)))
+    await serves.stop()
+    await hosts.start(new, queues=["q"], steps_only=True)
+    ending = asyncio.ensure_future(handle.result())
+
+    async def has_ended() -> bool:
+        clock.advance("1s")  # whoever cannot do a step puts it off
+        await asyncio.wait([ending], timeout=0.02)
+        return ending.done()
+
+    await until(has_ended)
+    assert (await ending)["cents"] == 200
+    assert (await handle.state())["cents"] == 200
+
+
+async def told(handle: ExecutionHandle) -> bool:
+    page = await handle._scope.engine.scan("contoso", f"journal/mail/{handle.id}/", limit=1)
+    return bool(page.entries)
+
+
+async def is_false(value: bool) -> bool:
+    return not value
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+async def test_what_was_flushed_before_a_step_that_did_not_end_is_counted_once(
+    boss: Space, hosts: Hosts, clock: ManualClock, writes: int
+) -> None:
+    async def nothing() -> None: ...
+
+    async def never() -> None:
+        await asyncio.sleep(3600)
+
+    @workflow(name="flushing", state=Old)
+    async def first(ctx: Context) -> None:
+        await ctx.step("a", nothing)
+        await ctx.state.increment("n")
+        await ctx.state.flush()
+        await ctx.step("b", never)
+
+    @workflow(name="flushing", state=New, state_version="1.1.0", state_migrations={"1.0.0": renamed})
+    async def second(ctx: Context) -> Any:
+        await ctx.step("a", nothing)
+        for _ in range(writes):
+            await ctx.state.increment("m", 10)
+        await ctx.state.flush()
+        await ctx.step("b", nothing)
+        seen = ctx.state["m"]
+        await ctx.state.increment("m")
+        await ctx.state.flush()
+        await ctx.wait_for("go")
+        return [seen, ctx.state["m"]]
+
+    worker = await hosts.start(first)
+    handle = await boss.workflows.start(first)
+
+    async def flushed() -> bool:
+        return (await handle.state()).get("n") == 1
+
+    await until(flushed)
+    await hosts.kill(worker)
+    clock.advance("11s")
+    worker = await hosts.start(second)
+    expected = 20 if writes == 2 else 10  # what was written before counts, and what is new does
+    await waits_for(handle, "signal")
+    assert (await handle.state())["m"] == expected + 1
+    await worker.stop()
+    await hosts.start(second)
+    await handle.signal("go")
+    assert await soon(handle.result()) == [expected, expected + 1]
+
+
+async def test_a_retry_of_one_branch_from_before_a_migration_takes_back_what_others_did_after_it(
+    boss: Space, hosts: Hosts
+) -> None:
+    def made(shape: type, options: dict[str, Any], work: Any) -> Any:
+        @workflow(name="sides", state=shape, **options)
+        async def sides(ctx: Context) -> Any:
+            async def left() -> None:
+                await ctx.step("l1", work, 1)
+                await ctx.wait_for("go")
+                await ctx.step("l2", work, 2)
+
+            async def right() -> None:
+                await ctx.step("r1", work, 4)
+
+            await ctx.gather(left(), right())
+            return ctx.state.all()
+
+        return sides
+
+    worker = await hosts.start(made(Euros, {}, earn))
+    handle = await boss.workflows.start("sides")
+    await waits_for(handle, "signal")
+    await worker.stop()
+    later = {"state_version": "1.1.0", "state_migrations": {"1.0.0": to_cents}}
+    await hosts.start(made(Cents, later, earn_cents))
+    await handle.signal("go")
+    assert (await soon(handle.result()))["items"][-1] == "c2"
+    await handle.retry("gather#0/1/r1#0")
+    await waits_for(handle, "signal")
+    found = await handle.state()
+    assert (found["cents"], found.get("euros"), sorted(found["items"])) == (500, None, ["c1", "c4"])
+    await handle.signal("go")
+    found = await soon(handle.result())
+    assert (found["cents"], sorted(found["items"])) == (700, ["c1", "c2", "c4"])

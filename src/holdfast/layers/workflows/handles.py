@@ -147,11 +147,11 @@ class ExecutionHandle:
             return await self._workflows._value(execution.result, execution.blob)
         raise _failed(execution)
 
-    async def signal(self, name: str, value: Any = None) -> None:
-        """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended."""
+    async def signal(self, name: str, value: Any = None, *, request_id: str | None = None) -> None:
+        """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended. Within an hour a request id sends once."""
         check_label(name, "signal's name")
         value = bytes(raw(value, f"the signal {name!r}"))
-        await send(self._scope, self._workflows._queue_of, self.id, name, value)
+        await send(self._scope, self._workflows._queue_of, self.id, name, value, request_id=request_id)
 
     async def cancel(self) -> None:
         """End it: its steps are cancelled, and its children with it. Conflict if it has ended."""
