@@ -137,6 +137,8 @@ class Definition:
     key: Callable[[Any], str] | None = None
     shape: Shape | None = None
     """What its state looks like, if it says so."""
+    archive: bool | int = False
+    """Whether executions are archived when they have ended; a number is for how many milliseconds archives are kept."""
     steps: tuple[Step, ...] = ()
     """Of a class, in an order in which each comes after those it needs."""
 
@@ -155,6 +157,7 @@ class Definition:
                 ("concurrency", self.concurrency),
                 ("attempts", self.retry.attempts if self.retry is not ONCE else None),
                 ("steps", [step.name for step in self.steps] or None),
+                ("archive", self.archive or None),
                 ("state_version", None if self.shape is None else self.shape.version),
             )
             if value is not None
@@ -284,6 +287,7 @@ def workflow(
     state: type[Any] | None = None,
     state_version: str = FIRST,
     state_migrations: Mapping[str, Migration] | None = None,
+    archive: bool | Duration = False,
 ) -> Callable[[T], T]: ...
 
 
@@ -300,6 +304,7 @@ def workflow(
     state: type[Any] | None = None,
     state_version: str = FIRST,
     state_migrations: Mapping[str, Migration] | None = None,
+    archive: bool | Duration = False,
 ) -> Any:
     """Make an async function, or a class with steps, a workflow.
 
@@ -308,6 +313,9 @@ def workflow(
 
     `state` is the type of the state, whose fields are its keys: what is written is checked against it. When it changes, it gets a
     higher `state_version`, and `state_migrations` has, by version, the functions from the data of one version to the next.
+
+    With `archive`, each execution is archived when it has ended, and is not removed before that; `archive="365d"` says how long
+    archives are kept.
     """
 
     def decorate(target: Any) -> Any:
@@ -338,6 +346,7 @@ def workflow(
             concurrency,
             key,
             shape,
+            archive if isinstance(archive, bool) else duration_ms(archive, name=f"archive of workflow {label!r}"),
             steps,
         )
         setattr(target, DEFINITION, made)

@@ -41,6 +41,7 @@ from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.state_type import StateType
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import ending
 from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
 from holdfast.layers.workflows.children import cancel_children, outcome_of, telling
 from holdfast.layers.workflows.context import Context
@@ -544,11 +545,13 @@ class Run:
             to = Execution(
                 was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
             )
+            ttl_ms, archiving = ending(self.scope, self.queue_of(self.meta.name), self.meta, status)
             telling_parts = await telling(self.scope, self.queue_of, self.meta, outcome_of(to))
             slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
             try:
-                others = telling_parts, slot_parts, calling_off(self.meta.id, self.journal.records.values())
-                await self._close(lambda: self.standing.ended(self.journal, to, kept, *others))  # noqa: B023 - sent before it changes
+                called_off = calling_off(self.meta.id, self.journal.records.values())
+                others = telling_parts, slot_parts, called_off, archiving
+                await self._close(lambda: self.standing.ended(self.journal, to, kept, ttl_ms, *others))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
             self.message.committed()

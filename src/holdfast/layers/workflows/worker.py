@@ -35,6 +35,7 @@ from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
 from holdfast.layers.state_type import StateType
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import archive_due, archive_queue
 from holdfast.layers.workflows.definitions import Definition, is_older, registry
 from holdfast.layers.workflows.entries import (
     CANCEL,
@@ -68,6 +69,7 @@ THREADS_MAX: Final = 64
 AHEAD_MAX: Final = 32
 """Messages taken ahead, while there is room to run them."""
 RETRY_MS: Final = 200
+ARCHIVE_AGAIN_S: Final = 60
 DEATHS_MAX: Final = 20
 
 log = logging.getLogger("holdfast.workflows")
@@ -158,6 +160,8 @@ class Worker:
         for name in self._executes:
             work = partial(self._work, self.workflows[name])
             loops.append(loop.create_task(self._consume(self.queue_of(name), work)))
+            if self.workflows[name].archive:
+                loops.append(loop.create_task(self._consume(self._queue(archive_queue(name)), self._archive)))
         for name in self._served:
             loops.append(loop.create_task(self._consume(self._queue(name), self._service.work)))
         stopped = loop.create_task(self._stopping.wait())
@@ -197,7 +201,8 @@ class Worker:
             await asyncio.wait(self._tasks)
         for guard in self._guards.values():
             guard.cancel()
-        for queue in (*map(self.queue_of, self._executes), *map(self._queue, self._served)):
+        archiving = (archive_queue(name) for name in self._executes if self.workflows[name].archive)
+        for queue in (*map(self.queue_of, self._executes), *map(self._queue, (*archiving, *self._served))):
             try:
                 await queue.give_back()
             except Error as exc:
@@ -287,6 +292,20 @@ class Worker:
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an execution could not be run", exc_info=error)
+
+    async def _archive(self, message: Message) -> None:
+        """Archive the execution that a message names; whatever fails, it is tried again."""
+        id = _execution_in(message)
+        try:
+            if id is not None:
+                await archive_due(self.scope, self.blobs(), id)
+            await message.ack()
+        except Error as exc:
+            log.warning("execution %s could not be archived, and stays until it is: %s", id, exc)
+            try:
+                await message.release(delay=ARCHIVE_AGAIN_S)
+            except Error as again:
+                log.info("message %s comes back when the lease ends: %s", message.id, again)
 
     async def _work(self, definition: Definition, message: Message) -> None:
         id = _execution_in(message)
