@@ -5,7 +5,7 @@ code has been does not count: the log tells what was written there. Such a write
 and is forgotten then; with that call, what the log says was committed up to it is in the state.
 
 Where the old code has been is told by the migration's event, of each branch: the last call that it had made. What it had written after
-that call, and committed by a flush, is counted: so many writes of the newer code were made before.
+that call, and committed by a flush, is counted: so many writes of the newer code were made before. They are seen and forgotten in the same way.
 """
 
 from __future__ import annotations
@@ -79,15 +79,14 @@ class Past:
         return branch in self._places or branch in self._tails
 
     def wrote(self, branch: str, ordinal: int) -> bool:
-        """Whether a write after the last call had been made; what was made with it is in the state then."""
-        tails = self._tails.get(branch, [])
-        if not any(each.carried.upto >= ordinal for each in tails):
-            return False
-        for each in tails:
-            _apply(each)
-            if each.carried.upto >= ordinal:
-                break
-        return True
+        """Whether a write after the last call had been made, and committed."""
+        return any(each.carried.upto >= ordinal for each in self._tails.get(branch, ()))
+
+    def settle(self, branch: str, upto: int) -> None:
+        """So many writes were made again: what was committed of them is in the state."""
+        for each in self._tails.get(branch, ()):
+            if each.carried.upto <= upto:
+                _apply(each)
 
     def go_on(self, branch: str) -> int:
         """A branch goes on where nobody has been: all that it had written is in the state. Gives how many writes there were."""

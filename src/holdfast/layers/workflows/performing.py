@@ -257,6 +257,8 @@ def carry(run: Run, branch: Branch) -> tuple[list[Operation], int, dict[str, Any
     """What the code of a branch wrote since its last commit, to go with this one."""
     if branch.is_step:
         return [], 0, {}
+    if branch.echoes:
+        branch.forget(run.journal)
     writes = branch.buffer.take() if branch.buffer.writes else {}
     if run.journal.past.covers(branch.path, branch.position):
         return [], branch.body, {}  # under an earlier version of the state that was committed
