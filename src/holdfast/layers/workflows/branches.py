@@ -73,7 +73,6 @@ class Branch:
                 return
             if self.echoes:
                 self.forget(journal)
-                journal.past.go_on(self.path)
             number = journal.carried(self.path, self.body)
             if number is not None:
                 journal.view.apply(key, write, number)
@@ -84,7 +83,7 @@ class Branch:
         """What it wrote was committed under an earlier version of the state: that counts from here on."""
         self.buffer.take()
         self.echoes = False
-        journal.past.settle(self.path, self.body)
+        journal.past.go_on(self.path)
 
 
 BRANCH: ContextVar[Branch] = ContextVar("holdfast_branch")

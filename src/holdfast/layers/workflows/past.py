@@ -82,12 +82,6 @@ class Past:
         """Whether a write after the last call had been made, and committed."""
         return any(each.carried.upto >= ordinal for each in self._tails.get(branch, ()))
 
-    def settle(self, branch: str, upto: int) -> None:
-        """So many writes were made again: what was committed of them is in the state."""
-        for each in self._tails.get(branch, ()):
-            if each.carried.upto <= upto:
-                _apply(each)
-
     def go_on(self, branch: str) -> int:
         """A branch goes on where nobody has been: all that it had written is in the state. Gives how many writes there were."""
         tails = self._tails.get(branch, [])

@@ -257,11 +257,9 @@ def carry(run: Run, branch: Branch) -> tuple[list[Operation], int, dict[str, Any
     """What the code of a branch wrote since its last commit, to go with this one."""
     if branch.is_step:
         return [], 0, {}
-    if branch.echoes:
-        branch.forget(run.journal)
+    if branch.echoes or run.journal.past.covers(branch.path, branch.position):
+        return [], branch.body, {}  # that was committed, under an earlier version of the state
     writes = branch.buffer.take() if branch.buffer.writes else {}
-    if run.journal.past.covers(branch.path, branch.position):
-        return [], branch.body, {}  # under an earlier version of the state that was committed
     return run.journal.writing(writes), branch.body, writes
 
 
