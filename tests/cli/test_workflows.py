@@ -312,6 +312,7 @@ def test_watching_tells_of_each_change_until_the_end(cli: Cli) -> None:
     last = json.loads(out.splitlines()[-1])
     assert first["status"] == "running"
     assert (watching.returncode, last["status"], last["result"]) == (0, "completed", 1)
+    assert "completed" in cli("workflow", "show", "w", "--follow").out
 
 
 # --- the drawing ---

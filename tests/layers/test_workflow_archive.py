@@ -23,7 +23,7 @@ from holdfast import (
 )
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.collector import collect
-from tests.layers.test_workflows import Hosts, hosts, soon, waits_for
+from tests.layers.test_workflows import Hosts, hosts, soon, until, waits_for
 
 __all__ = ["hosts"]
 
@@ -218,3 +218,106 @@ def test_archives_without_await(tmp_path: Path) -> None:
         assert workflows.get("a").history()[0].state["n"] == 1
         assert workflows.cleanup("1ms").removed == 1
         assert workflows.restore("a").result() == "x"
+
+
+# --- workflows that want it ---
+
+
+@workflow(archive=True)
+async def kept(ctx: Context, n: int) -> int:
+    await ctx.step("half", half, n)
+    if n == 0:
+        await ctx.wait_for("never")
+    if n == 1:
+        raise ValueError("no")
+    return n
+
+
+@workflow(name="kept", archive="2d")
+async def kept_for_days(ctx: Context, n: int) -> int:
+    return n
+
+
+async def archived(space: Space, number: int) -> None:
+    async def are() -> bool:
+        return len(await space.workflows.archives()) == number and not await space.queue("archives.kept").peek()
+
+    await until(are)
+
+
+async def test_what_has_ended_is_archived_by_a_worker_before_it_expires(
+    store: Store, boss: Space, admin: Space, hosts: Hosts, clock: ManualClock
+) -> None:
+    await hosts.start(kept)
+    handles = [await boss.workflows.start(kept, n, id=f"e{n}") for n in range(3)]
+    await waits_for(handles[0], "signal")
+    await handles[0].cancel()
+    await archived(boss, 3)
+    assert [each.status for each in await boss.workflows.archives()] == ["cancelled", "failed", "completed"]
+    clock.advance("25h")
+    await admin.commit()  # what is due is swept
+    for handle in handles:
+        with pytest.raises(NotFound):
+            await handle.status()
+    restored = await boss.workflows.restore("e2")
+    assert await restored.result(0) == 2
+
+
+async def test_nothing_expires_before_it_was_archived(
+    boss: Space, hosts: Hosts, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise StorageFull("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Blobs, "put", full)
+        worker = await hosts.start(kept)
+        handle = await boss.workflows.start(kept, 2, id="e")
+        await soon(handle.result())
+        clock.advance("9s")
+        await worker.stop()
+        clock.advance("30d")
+        await worker.scope.commit(())
+        assert (await handle.status()).status == "completed"
+        assert await boss.workflows.archives() == []
+        with pytest.raises(StorageFull):
+            await boss.workflows.cleanup("1d", name="kept", archive=False)  # its workflow wants it archived
+        assert (await handle.status()).status == "completed"
+    worker = await hosts.start(kept)
+    await archived(boss, 1)
+    assert (await handle.status()).status == "completed"
+    clock.advance("25h")
+    with pytest.raises(NotFound):
+        await handle.status()
+
+
+async def test_cleaning_up_archives_what_its_workflow_wants_archived(
+    boss: Space, hosts: Hosts, clock: ManualClock
+) -> None:
+    handle = await boss.workflows.start(kept, 2, id="e")
+    await handle.cancel()  # nobody serves it, so nobody has archived it
+    clock.advance("1s")
+    done = await boss.workflows.cleanup("1ms", name="kept", archive=False)
+    assert (done.archived, done.removed) == (1, 1)
+    await hosts.start(kept)  # the message that is left is not needed any more
+    await archived(boss, 1)
+
+
+async def test_archives_are_kept_as_long_as_the_workflow_says(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
+    await hosts.start(kept_for_days)
+    await soon((await boss.workflows.start(kept_for_days, 1)).result())
+    await archived(boss, 1)
+    clock.advance("49h")
+    assert await boss.workflows.archives() == []
+
+
+async def test_one_that_is_tried_again_before_it_was_archived_is_archived_when_it_ends_again(
+    boss: Space, hosts: Hosts
+) -> None:
+    handle = await boss.workflows.start(kept, 2, id="e")
+    await handle.cancel()
+    await handle.retry()
+    await hosts.start(kept)
+    assert await soon(handle.result()) == 2
+    await archived(boss, 1)
+    assert [each.status for each in await boss.workflows.archives()] == ["completed"]

@@ -18,12 +18,14 @@ from holdfast import (
     NotFound,
     Space,
     Store,
+    Unavailable,
     blocking,
     workflow,
 )
 from holdfast.codec import encode
 from holdfast.engine import Batch, Put
 from holdfast.layers.workflows.cron import Cron
+from holdfast.layers.workflows.firing import Firing
 from holdfast.layers.workflows.schedules import CATCH_UP_MAX
 from tests.layers.test_workflows import Hosts, hosts, soon, until
 
@@ -308,4 +310,29 @@ async def test_a_worker_that_comes_late_fires_what_it_then_hears_of(
     await boss.workflows.schedules.add("0 * * * *", research)
     await hosts.start(research, lease=LEASE)
     move(clock, "2026-11-16T07:00:00+00:00")
+    assert await ended(boss, 1) == ["research@2026-11-16T07:00:00Z"]
+
+
+async def test_a_store_that_was_out_of_reach_for_a_moment_delays_a_schedule_by_no_more_than_that(
+    boss: Space, hosts: Hosts, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = Firing._start, list[int]()
+
+    async def fails_once(self: Firing, *given: Any) -> Any:
+        if not failures:
+            failures.append(clock.now_ms())
+            raise Unavailable("for a moment")
+        return await start(self, *given)
+
+    monkeypatch.setattr(Firing, "_start", fails_once)
+    await hosts.start(research, lease=LEASE)
+    await boss.workflows.schedules.add("0 7 * * *", research)
+    move(clock, "2026-11-16T07:00:00+00:00")
+
+    async def has_failed() -> bool:
+        return bool(failures)
+
+    await until(has_failed)
+    await asyncio.sleep(0.02)
+    clock.advance("1s")
     assert await ended(boss, 1) == ["research@2026-11-16T07:00:00Z"]

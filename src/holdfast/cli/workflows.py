@@ -97,7 +97,7 @@ async def show(
     session: Session,
     id: Id,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it anew whenever something happens, until it ends.")
+        bool, typer.Option("--watch", "--follow", help="Show it anew whenever something happens, until it ends.")
     ] = False,
 ) -> None:
     """Draw an execution as a timeline: its steps with durations, attempts, waits and parallel tasks; its state and result.

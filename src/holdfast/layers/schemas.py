@@ -83,7 +83,7 @@ class Schemas:
         version = read_version(version)
         document = schema_of(schema)
         compile_schema(document)
-        steps = {_other(here, version): _checked(step) for here, step in (migrate_from or {}).items()}
+        steps = {_other(here, version): checked_step(step) for here, step in (migrate_from or {}).items()}
         await self._keep(type, version, document)
         for here, step in steps.items():
             self._catalogue.add_step(self._scope.space, type, here, version, step)
@@ -102,7 +102,7 @@ class Schemas:
         _check_type(type)
         there = read_version(to_version)
         here = _other(from_version, there)
-        self._catalogue.add_step(self._scope.space, type, here, there, _checked(step))
+        self._catalogue.add_step(self._scope.space, type, here, there, checked_step(step))
 
     async def list(self, type: str | None = None) -> Items[RegisteredSchema]:
         """Every registered version, or those of one type, from the oldest to the newest."""
@@ -203,7 +203,8 @@ def _other(from_version: str, to_version: str) -> str:
     return here
 
 
-def _checked(step: Any) -> Step:
+def checked_step(step: Any) -> Step:
+    """A function that can lead from one version to another; InvalidInput otherwise."""
     if not callable(step) or inspect.iscoroutinefunction(step):
         raise InvalidInput(f"a step is a plain function from data to data, not {step!r:.60}")
     function: Step = step

@@ -72,7 +72,12 @@ class StateType:
 
     def upgraded(self, data: Any, version: str, key: str | None = None) -> Any:
         """`upgrade` for plain data that nobody else holds: steps may change it in place."""
-        newest = self.newest
+        return self.between(data, version, self.newest, key)
+
+    def between(self, data: Any, version: str, newest: str | None, key: str | None = None) -> Any:
+        """The same for another version than the newest."""
+        if version == newest:
+            return data
         if newest is None or not self.knows(version):
             self._fail(
                 "unknown_version",

@@ -23,7 +23,7 @@ import holdfast
 from holdfast.clock import ManualClock
 from holdfast.codec import decode, encode
 from holdfast.engine import Increment, Operation, Push, Put
-from holdfast.errors import InvalidInput, NonDeterminism
+from holdfast.errors import InvalidInput, MigrationFailed, NonDeterminism
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
@@ -41,6 +41,7 @@ from holdfast.layers.workflows.entries import (
     data_prefix,
     execution_key,
     execution_of,
+    items_prefix,
     log_prefix,
     meta_key,
     queue_name,
@@ -88,6 +89,9 @@ async def record_history(handle: ExecutionHandle) -> History:
             found.key[len(data_prefix(id)) :]: [found.tag, decode(found.value)]
             async for found in every(scope, data_prefix(id))
         },
+        "items": {
+            found.key[len(items_prefix(id)) :]: decode(found.value) async for found in every(scope, items_prefix(id))
+        },
     }
 
 
@@ -106,7 +110,7 @@ async def assert_replays(workflow: Any, history: History) -> None:
         async with holdfast.open("memory:", clock=clock, background=False) as store:
             scope = store.space("replay", agent="replay")._scope
             host = _Host(scope, definition, Path(folder))
-            await _load(scope, host.queue_of(meta.name), meta, records, log, history["data"])
+            await _load(scope, host.queue_of(meta.name), meta, records, log, history)
             try:
                 await _replay(host, meta, records, ended=bool(history["ended"]))
             finally:
@@ -123,7 +127,7 @@ async def _load(
     meta: Meta,
     records: dict[str, StepRecord],
     log: list[LogEvent],
-    data: dict[str, tuple[str, Any]],
+    history: History,
 ) -> None:
     execution = Execution(meta.id, meta.name, RUNNING, meta.created_at, meta.created_at)
     putting, _ = split(queue.putting({"execution": meta.id}))
@@ -134,7 +138,8 @@ async def _load(
         *putting,
         *(Put(steps_prefix(meta.id) + path, encode(record)) for path, record in records.items()),
         *(Push(log_prefix(meta.id), encode(event)) for event in log),
-        *(Put(data_prefix(meta.id) + key, encode(value), tag=tag) for key, (tag, value) in data.items()),
+        *(Put(data_prefix(meta.id) + key, encode(value), tag=tag) for key, (tag, value) in history["data"].items()),
+        *(Put(items_prefix(meta.id) + key, encode(value)) for key, value in history.get("items", {}).items()),
     ]
     for start in range(0, len(operations), BATCH):
         await scope.commit(tuple(operations[start : start + BATCH]))
@@ -179,7 +184,7 @@ class _Replay(Run):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.surprise: NonDeterminism | None = None
+        self.surprise: NonDeterminism | MigrationFailed | None = None
         self.over_with = False
         self.visited: set[str] = set()
         before, self.journal = self.journal, _Visited(self.scope, self.meta.id, self.message.key, self.visited)
@@ -188,7 +193,7 @@ class _Replay(Run):
 
     async def _pause(self, fault: Fault | None) -> None:
         raised = sys.exception()
-        if isinstance(raised, NonDeterminism):
+        if isinstance(raised, NonDeterminism | MigrationFailed):
             self.surprise = raised
         await super()._pause(fault)
 
@@ -232,6 +237,8 @@ class _Host:
         self.definition = definition
         self.threads = Inline()
         self.replaced: Mapping[str, Callable[..., Any]] = _Nothing(self._asked)
+        shape = definition.shape
+        self.state_types = {} if shape is None else {definition.name: shape.state_type({})}
         self.coordination = Coordination(Leases(scope.clock))
         self.beyond = asyncio.Event()
         self.called = ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import holdfast
 from holdfast import Context, ManualClock, Space, Store, Worker, workflow
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
@@ -70,6 +72,45 @@ async def test_an_execution_over_http(clients: dict[str, httpx.AsyncClient]) -> 
     assert (await lead.delete(f"{BASE}/desk/17")).status_code == 409
     ended = (await lead.get(BASE, params={"status": "completed"})).json()["executions"]
     assert [each["id"] for each in ended] == ["desk/17"]
+
+
+async def test_a_signal_that_is_repeated_with_its_key_comes_once(clients: dict[str, httpx.AsyncClient]) -> None:
+    market, risk = clients["market"], clients["risk"]
+    await market.post(BASE, json={"workflow": "approve", "id": "k"})
+    key, body = {"Idempotency-Key": "ann-said-so"}, {"signal": "approval", "value": "ann"}
+    for _ in range(2):
+        sent = await market.post(f"{BASE}/k", json=body, headers=key)
+        assert (sent.status_code, sent.json()) == (200, {"id": "k"})
+    for other in ({"signal": "approval", "value": "bob"}, {"signal": "refusal", "value": "ann"}):
+        refused = await market.post(f"{BASE}/k", json=other, headers=key)
+        assert (refused.status_code, "something else" in refused.json()["message"]) == (400, True)
+    assert (await risk.post(f"{BASE}/k", json=body, headers=key)).status_code == 200  # keys are an agent's own
+    assert (await market.post(f"{BASE}/none", json=body, headers={"Idempotency-Key": "x"})).status_code == 404
+
+
+async def test_a_repeated_signal_comes_once_also_after_a_restart(tmp_path: Path, clock: ManualClock) -> None:
+    key, body, sent = {"Idempotency-Key": "ann"}, {"signal": "approval", "value": "ann"}, list[tuple[int, Any]]()
+    for _ in range(2):
+        async with (
+            holdfast.open(str(tmp_path / "team.db"), clock=clock, background=False) as store,
+            running(Ruled(store, clock)) as port,
+            port.client(MARKET) as market,
+        ):
+            await market.post(BASE, json={"workflow": "approve", "id": "k"})
+            answer = await market.post(f"{BASE}/k", json=body, headers=key)
+            sent.append((answer.status_code, answer.json()))
+            kept = await store.engine.scan("contoso", "signals/k/", limit=10)
+            assert len(kept.entries) == 1
+    assert sent == [(200, {"id": "k"})] * 2
+    async with holdfast.open(str(tmp_path / "team.db"), clock=clock, background=False) as store:
+        boss = store.space("contoso", agent="boss").workflows
+        async with boss.worker([approve]):
+            await (await boss.get("k")).result("30s")
+        async with running(Ruled(store, clock)) as port, port.client(MARKET) as market:
+            again = await market.post(f"{BASE}/k", json=body, headers=key)
+            assert (again.status_code, again.json()) == sent[0], "it was sent, whatever came of the execution"
+            late = await market.post(f"{BASE}/k", json=body, headers={"Idempotency-Key": "another"})
+            assert late.status_code == 409
 
 
 @pytest.mark.usefixtures("worker")

@@ -6,6 +6,10 @@ The blob is JSON lines: what it is, then every entry of the execution, with its 
 holds references to their blobs, under its own name. The commit that makes the archive's entry needs the execution to be as
 it was read, so nothing that a retry did meanwhile is left out.
 
+Of a workflow with `archive=True` nothing is removed that was not archived. Its executions end without a ttl, and the commit that ends one puts a
+message to the queue `archives.<name>`: who has that archives it, and the commit that makes the archive is the one that gives the record its
+ttl. Workers of the workflow do so; one that dies, or fails, leaves the message to the next.
+
 Cleaning up takes those that ended before a time, the oldest first. Each is archived, and its record is deleted on condition that the
 archive is there and the record is the one that was archived: an archive that fails deletes nothing. What the record leaves
 behind, the collector removes (`collecting.py`). Restoring writes all of it back, the record first, so that the collector does not take
@@ -22,15 +26,17 @@ import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
 from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Present, Put, VersionIs
+from holdfast.engine import SCAN_MAX, Absent, Delete, Operation, Present, Put, VersionIs
 from holdfast.errors import Conflict, Damaged, Error, InvalidInput, NotFound
 from holdfast.layers.blobs import BlobRef, Blobs
+from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.bulk import write_all
 from holdfast.layers.workflows.entries import (
     JOURNAL,
     TYPE,
     WORKFLOWS,
+    Meta,
     StepRecord,
     data_prefix,
     ended_key,
@@ -38,6 +44,7 @@ from holdfast.layers.workflows.entries import (
     items_prefix,
     log_prefix,
     meta_key,
+    meta_of,
     steps_prefix,
     tag_of,
 )
@@ -83,8 +90,35 @@ def archive_key(id: str) -> str:
     return ARCHIVES + id
 
 
-async def archive_execution(scope: Scope, blobs: Blobs, id: str, keep: Duration | None = None) -> Archive:
-    """Archive one that has ended; again, if it has changed since. Conflict while it lives."""
+def archive_queue(workflow: str) -> str:
+    """The queue of a workflow's executions that are to be archived."""
+    return f"archives.{workflow}"
+
+
+def ending(scope: Scope, queue: Queue, meta: Meta, status: str) -> tuple[int | None, Parts]:
+    """How long one that ends is kept from now on, and what has it archived, if its workflow wants that."""
+    if not meta.config.get("archive"):
+        return scope.retention.ttl_ms(TYPE, status), ([], [])
+    operations, conditions = split(queue.sibling(archive_queue(meta.name)).putting({"execution": meta.id}))
+    return None, (list(operations), list(conditions))
+
+
+async def archive_due(scope: Scope, blobs: Blobs, id: str) -> None:
+    """Archive one that ended without a ttl, and give it that; nothing, if it does not need to be."""
+    try:
+        entry, execution, meta = await standing_of(scope, id)
+    except NotFound:
+        return
+    if execution.ended and entry.expires_at is None:
+        wanted = meta.config.get("archive")
+        keep = None if isinstance(wanted, bool) or wanted is None else wanted / 1000
+        await archive_execution(scope, blobs, id, keep, ttl_ms=scope.retention.ttl_ms(TYPE, execution.status))
+
+
+async def archive_execution(
+    scope: Scope, blobs: Blobs, id: str, keep: Duration | None = None, *, ttl_ms: int | None = None
+) -> Archive:
+    """Archive one that has ended; again, if it has changed since. Conflict while it lives. With a ttl it is kept so long from now on."""
     entry, execution, meta = await standing_of(scope, id)
     if not execution.ended or execution.ended_at is None:
         raise Conflict(f"execution {id!r} is {execution.status}; only what has ended is archived", key=entry.key)
@@ -106,14 +140,19 @@ async def archive_execution(scope: Scope, blobs: Blobs, id: str, keep: Duration 
                 yield encode(Line(each.key, msgspec.Raw(value), each.tag)) + b"\n"
 
     blob = await blobs.put(lines())
-    holder, ttl_ms = archive_key(id), None if keep is None else duration_ms(keep, name="keep")
+    holder, keep_ms = archive_key(id), None if keep is None else duration_ms(keep, name="keep")
     references = [blobs.attach(each, holder, ttl=keep) for each in dict.fromkeys((*held, blob))]
     await write_all(scope, [(part.operations, part.conditions) for part in references[:-1]])
     now = scope.clock.now_ms()
     made = Archive(id, meta.name, execution.status, as_datetime(execution.ended_at), as_datetime(now), count, blob)
     last = references[-1]
+    expiring: list[Operation] = []
+    if ttl_ms is not None:
+        ended = ended_key(meta.name, execution.ended_at, id)
+        expiring = [Put(entry.key, entry.value, ttl_ms, entry.tag), Put(ended, encode(execution.status), ttl_ms)]
     await scope.commit(
-        (*last.operations, Put(holder, encode(made), ttl_ms)), (VersionIs(entry.key, entry.version), *last.conditions)
+        (*last.operations, Put(holder, encode(made), keep_ms), *expiring),
+        (VersionIs(entry.key, entry.version), *last.conditions),
     )
     return made
 
@@ -186,23 +225,26 @@ async def clean_up(
                 break
             if removed == CLEANED_MAX:
                 return Cleanup(archived, removed, True)
-            removed += await _clean(scope, blobs, id, entry.key, archive=archive, keep=keep)
-            archived += archive
+            archived += await _clean(scope, blobs, id, entry.key, archive=archive, keep=keep)
+            removed += 1
     return Cleanup(archived, removed, False)
 
 
-async def _clean(scope: Scope, blobs: Blobs, id: str, listed: str, *, archive: bool, keep: Duration | None) -> int:
+async def _clean(scope: Scope, blobs: Blobs, id: str, listed: str, *, archive: bool, keep: Duration | None) -> bool:
+    """Remove one; whether it was archived before that."""
     record = execution_key(id)
-    [entry] = await scope.engine.get(scope.space, [record])
+    entry, described = await scope.engine.get(scope.space, [record, meta_key(id)])
     if entry is None:
         await scope.commit((Delete(listed),))
-        return 1
+        return False
+    if described is not None and meta_of(described).config.get("archive") and entry.expires_at is None:
+        archive = True  # its workflow wants that, and it was not done yet
     needed: list[Any] = [VersionIs(record, entry.version)]
     if archive:
         await archive_execution(scope, blobs, id, keep)
         needed.append(Present(archive_key(id)))
     await scope.commit((Delete(record), Delete(listed)), tuple(needed))
-    return 1
+    return archive
 
 
 def _prefixes(id: str) -> tuple[str, ...]:

@@ -160,7 +160,9 @@ class Errands:
 
 async def _is_stale(run: Run, told: Told) -> bool:
     """Whether something it read and then set was changed meanwhile: as this run knows it, or as the store does, which may have
-    what the code has not come to yet."""
+    what the code has not come to yet. What was written to an earlier version of the state is."""
+    if told.writes and told.state != run.journal.version:
+        return True
     if not told.seen:
         return False
     found = await run.scope.engine.get(run.scope.space, [data_prefix(run.meta.id) + key for key in told.seen])

@@ -27,7 +27,19 @@ PATH_BYTES_MAX: Final = 512
 class Branch:
     """A piece of code that runs from its beginning to its end, one call after the other."""
 
-    __slots__ = ("attempt", "body", "buffer", "is_step", "ordinals", "path", "position", "randoms", "shared", "task")
+    __slots__ = (
+        "attempt",
+        "body",
+        "buffer",
+        "echoes",
+        "is_step",
+        "ordinals",
+        "path",
+        "position",
+        "randoms",
+        "shared",
+        "task",
+    )
 
     def __init__(self, path: str, journal: Journal, *, is_step: bool = False, attempt: int = 1) -> None:
         self.path = path
@@ -38,8 +50,10 @@ class Branch:
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
         self.buffer = Buffer(journal.view)
-        self.body = 0
+        self.body = 0 if is_step else journal.past.body(path)
         """How many writes its own code has made; those of a step are the step's, and not counted."""
+        self.echoes = False
+        """Whether it holds writes that were committed under an earlier version of the state."""
         self.shared: list[Operation] = []
         """What a step writes for others, to be committed with it."""
 
@@ -49,12 +63,27 @@ class Branch:
     def write(self, journal: Journal, key: str, write: Write) -> None:
         """A write to the state. What the branch's own code wrote in an earlier run is in the store already."""
         if not self.is_step:
+            if journal.past.covers(self.path, self.position):
+                self.buffer.put(key, write)  # until the next call
+                return
             self.body += 1
+            if journal.past.wrote(self.path, self.body):
+                self.buffer.put(key, write)
+                self.echoes = True
+                return
+            if self.echoes:
+                self.forget(journal)
             number = journal.carried(self.path, self.body)
             if number is not None:
                 journal.view.apply(key, write, number)
                 return
         self.buffer.put(key, write)
+
+    def forget(self, journal: Journal) -> None:
+        """What it wrote was committed under an earlier version of the state: that counts from here on."""
+        self.buffer.take()
+        self.echoes = False
+        journal.past.go_on(self.path)
 
 
 BRANCH: ContextVar[Branch] = ContextVar("holdfast_branch")
@@ -95,6 +124,13 @@ def call(journal: Journal, name: str) -> Call:
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
     path = branch.below(f"{name}#{ordinal}")
+    if not branch.is_step and journal.past.knows(branch.path):
+        if journal.past.covers(branch.path, position):
+            branch.buffer.take()  # the log has what was written here
+        else:
+            if branch.echoes:
+                branch.forget(journal)
+            branch.body = max(branch.body, journal.past.go_on(branch.path))
     if len(path.encode()) > PATH_BYTES_MAX:
         raise InvalidInput(f"{path[:60]!r}… is nested too deeply: a path has at most {PATH_BYTES_MAX} bytes")
     recorded = journal.placed.get((branch.path, position))

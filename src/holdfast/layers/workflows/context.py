@@ -41,7 +41,7 @@ from holdfast.layers.workflows.definitions import (
     skipped,
 )
 from holdfast.layers.workflows.entries import SHARED, StepRecord, Wait, check_execution, raw
-from holdfast.layers.workflows.performing import Elsewhere, Task, carry, flush, perform
+from holdfast.layers.workflows.performing import Elsewhere, Task, carry, flush, perform, show
 from holdfast.layers.workflows.state import State
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Context:
         run, branch = self._run, here()
 
         written = lambda key, write: branch.write(run.journal, key, write)  # noqa: E731
-        return State(branch.buffer, written, self._flush, run.definition.state)
+        return State(branch.buffer, written, self._flush, run.definition.shape)
 
     async def _flush(self) -> None:
         if operations := flush(self._run, here()):
@@ -233,6 +233,7 @@ class Context:
                     recorded=f"{made.path}/{journal.last[made.path]}",
                     called=made.path,
                 )
+            show(run, made.branch)
             results: list[Any] = [None] * len(items)
             failures: dict[int, StepFailed] = {}
             numbers = iter(range(len(items)))
@@ -286,6 +287,7 @@ class Context:
 
     async def _gathered(self, made: Call, awaitables: tuple[Awaitable[Any], ...], return_exceptions: bool) -> list[Any]:
         with Within(self._run.runnable):
+            show(self._run, made.branch)
             named = [(f"{made.path}/{number}", each) for number, each in enumerate(awaitables)]
             return await branch_out(self._run, named, return_exceptions=return_exceptions)
 

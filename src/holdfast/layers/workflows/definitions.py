@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -27,6 +27,8 @@ from holdfast.clock import Duration, duration_ms, optional_ms
 from holdfast.errors import InvalidInput
 from holdfast.keys import check_name
 from holdfast.layers.queue_entries import check_queue
+from holdfast.layers.versions import Step as Migration
+from holdfast.layers.workflows.shape import FIRST, Shape
 
 NAME_BYTES_MAX: Final = 128
 """Of a workflow or a step: names become parts of keys."""
@@ -133,7 +135,10 @@ class Definition:
     retry: Retry = ONCE
     concurrency: int | None = None
     key: Callable[[Any], str] | None = None
-    state: type[Any] | None = None
+    shape: Shape | None = None
+    """What its state looks like, if it says so."""
+    archive: bool | int = False
+    """Whether executions are archived when they have ended; a number is for how many milliseconds archives are kept."""
     steps: tuple[Step, ...] = ()
     """Of a class, in an order in which each comes after those it needs."""
 
@@ -152,6 +157,8 @@ class Definition:
                 ("concurrency", self.concurrency),
                 ("attempts", self.retry.attempts if self.retry is not ONCE else None),
                 ("steps", [step.name for step in self.steps] or None),
+                ("archive", self.archive or None),
+                ("state_version", None if self.shape is None else self.shape.version),
             )
             if value is not None
         }
@@ -278,6 +285,9 @@ def workflow(
     concurrency: int | None = None,
     key: Callable[[Any], str] | None = None,
     state: type[Any] | None = None,
+    state_version: str = FIRST,
+    state_migrations: Mapping[str, Migration] | None = None,
+    archive: bool | Duration = False,
 ) -> Callable[[T], T]: ...
 
 
@@ -292,12 +302,20 @@ def workflow(
     concurrency: int | None = None,
     key: Callable[[Any], str] | None = None,
     state: type[Any] | None = None,
+    state_version: str = FIRST,
+    state_migrations: Mapping[str, Migration] | None = None,
+    archive: bool | Duration = False,
 ) -> Any:
     """Make an async function, or a class with steps, a workflow.
 
     `timeout` is for the whole execution, from its first step on. `retry` is what steps have that name none of their own. At
-    most `concurrency` executions are begun and not ended at a time, of each `key(input)` if that is given. `state` is the type that
-    `ctx.state.typed()` reads the state as.
+    most `concurrency` executions are begun and not ended at a time, of each `key(input)` if that is given.
+
+    `state` is the type of the state, whose fields are its keys: what is written is checked against it. When it changes, it gets a
+    higher `state_version`, and `state_migrations` has, by version, the functions from the data of one version to the next.
+
+    With `archive`, each execution is archived when it has ended, and is not removed before that; `archive="365d"` says how long
+    archives are kept.
     """
 
     def decorate(target: Any) -> Any:
@@ -308,6 +326,9 @@ def workflow(
             raise InvalidInput(f"concurrency of workflow {label!r} is at least 1, not {concurrency!r}")
         if key is not None and (not callable(key) or concurrency is None):
             raise InvalidInput(f"key of workflow {label!r} is a function of the input, and needs concurrency=")
+        if state is None and (state_migrations or state_version != FIRST):
+            raise InvalidInput(f"workflow {label!r} has a version of its state, or migrations, and no state=")
+        shape = None if state is None else Shape(label, state, state_version, state_migrations or {})
         if inspect.isclass(target):
             steps = in_order(label, [vars(m)[STEP] for m in members(target)], retry)
         elif inspect.iscoroutinefunction(target):
@@ -324,7 +345,8 @@ def workflow(
             retry_of(retry),
             concurrency,
             key,
-            state,
+            shape,
+            archive if isinstance(archive, bool) else duration_ms(archive, name=f"archive of workflow {label!r}"),
             steps,
         )
         setattr(target, DEFINITION, made)

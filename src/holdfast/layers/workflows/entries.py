@@ -5,7 +5,7 @@
     workflows/live/<name>/<id>           there as long as it has not ended: what a listing reads
     workflows/ended/<name>/<13 digits>/<id>   when it ended, as long as it is kept
     workflows/line/<name>/<key>/<pp>/<19 digits>  one that waits for another to end (`limits.py`)
-    journal/steps/<id>/<path>            one step: status, attempts, times, result or error
+    journal/steps/<id>/<path>            one step: status, attempts, times, result or error; `~state` has the version of a typed state
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
     journal/items/<id>/<key>/<generation>/<19 digits>
@@ -71,6 +71,8 @@ CHILD: Final = "~child:"
 """Before the path of the step that started it: how a child tells its end."""
 STEP: Final = "~step:"
 """Before the path of a step that is done elsewhere: how that went."""
+STATE: Final = "~state"
+"""Instead of a step's name: of which version its state is."""
 ERRANDS: Final = JOURNAL.prefix("errands")
 
 
@@ -183,6 +185,12 @@ class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     body: int = 0
     """So many writes of this branch's code are in the state from here on."""
     body_writes: dict[str, Any] = {}
+    version: str = ""
+    """Of the state, from here on, where it has a type."""
+    filled: dict[str, Any] = {}
+    """Of a migration: fields that are new, and got their default."""
+    places: dict[str, tuple[int, int]] = {}
+    """Of a migration, by branch: the last call that had been made, and how many of the branch's own writes were committed up to it."""
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,6 +217,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     final: bool = False
     """Another attempt would fail as well."""
     writes: dict[str, Any] = {}
+    state: str = ""
+    """The version of the state that was written."""
     seen: dict[str, tuple[str, int]] = {}
     """Of what was read and then set: what it was, as a hash, and the version of its entry; 0 when there was none."""
 
@@ -295,6 +305,20 @@ def queue_name(workflow: str) -> str:
 
 def tag_of(status: str) -> str:
     return type_tag(TYPE, status)
+
+
+def state_key(id: str) -> str:
+    return steps_prefix(id) + STATE
+
+
+def state_record(version: str) -> StepRecord:
+    """What says of which version a state is."""
+    return StepRecord("completed", kind="state", result=msgspec.Raw(encode(version)))
+
+
+def state_version(record: StepRecord | None) -> str:
+    """Of which version a state is, by that record; "" when it has no type."""
+    return "" if record is None else decode(bytes(record.result), str)
 
 
 def meta_of(entry: Entry) -> Meta:

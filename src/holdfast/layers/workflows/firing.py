@@ -4,7 +4,7 @@ It reads them once and then follows the feed, from before it read; it sleeps unt
 is due, the execution and the schedule's next time are one commit, on condition that the schedule is as it was read. All workers
 try at the same moment, one commits, and the others are refused and read what it is now. So nobody leads, and nothing is polled.
 
-How it fails. A schedule that cannot be fired (its input is refused, its zone is gone) is logged, left as it is, and tried again when it
+How it fails. Where the store cannot be reached, all is looked at again RETRY_MS later. A schedule that cannot be fired (its input is refused, its zone is gone) is logged, left as it is, and tried again when it
 changes or AGAIN_MS later; the others are not kept from theirs.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 from holdfast.clock import sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Operation, Put, VersionIs, cursor_at
-from holdfast.errors import Compacted, Conflict, Error
+from holdfast.errors import Compacted, Conflict, Error, OutcomeUnknown, Unavailable
 from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.definitions import Definition
@@ -151,6 +151,8 @@ class Firing:
                 missed = 0
         except Conflict:  # another worker was quicker, or somebody changed it
             await self._read(id)
+        except (Unavailable, OutcomeUnknown):  # the store's fault, not the schedule's: all is tried again, soon
+            raise
         except Exception as exc:  # a workflow's own code makes its key
             log.warning("schedule %s could not be fired, and is tried again: %r", id, exc)
             self._put_off[id] = scope.clock.now_ms() + AGAIN_MS

@@ -23,6 +23,7 @@ from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.bulk import delete_all, write_all
 from holdfast.layers.workflows.entries import (
+    STATE,
     LogEvent,
     Meta,
     StepRecord,
@@ -32,6 +33,7 @@ from holdfast.layers.workflows.entries import (
     log_prefix,
     meta_key,
     raw,
+    state_record,
     steps_prefix,
 )
 from holdfast.layers.workflows.journal import Parts
@@ -41,6 +43,7 @@ from holdfast.layers.workflows.rewinding import (
     Fold,
     Records,
     cut_before,
+    over_migrations,
     path_of,
     places,
     with_children,
@@ -71,14 +74,19 @@ async def fork_execution(
     events = [event for _, event in await log_of(scope, source)]
     records, steps = await records_of(scope, source), meta.config.get("steps", [])
     cut = with_children(cut_before(records, events, steps, from_step), records)
+    cut = over_migrations(cut, records, events, steps)
     path, before = path_of(from_step), _before(records, events, steps, path_of(from_step))
     fold = Fold()
     for event in events:
         fold.add(event)
     fold.cut(cut)
+    if fold.version:
+        records[STATE] = state_record(fold.version)
+    else:
+        records.pop(STATE, None)
     now = scope.clock.now_ms()
     edited = LogEvent(now, FORKED, path, scope.actor, writes=written, branch=before)
-    kept = [each for each in fold.events if each.path or each.writes or each.body_writes]
+    kept = [each for each in fold.events if each.path or each.writes or each.body_writes or each.version]
     fold.add(edited)
     forked = _meta(meta, check_execution(id), path, now, input)
     absent = Absent(meta_key(id))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
@@ -56,10 +56,8 @@ from holdfast.layers.workflows.entries import (
     StepRecord,
     Wait,
     check_execution,
-    data_prefix,
     execution_key,
     execution_of,
-    items_prefix,
     meta_key,
     meta_of,
     queue_name,
@@ -71,7 +69,7 @@ from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
 from holdfast.layers.workflows.outside import Outside
-from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
+from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of, state_of
 from holdfast.layers.workflows.retrying import retry_execution
 from holdfast.layers.workflows.schedules import Schedules
 from holdfast.layers.workflows.sending import send
@@ -79,6 +77,7 @@ from holdfast.layers.workflows.starting import meta_by_name, meta_for, start_exe
 from holdfast.layers.workflows.worker import CONCURRENCY, LEASE_MS, Worker
 
 ENDED_TAGS: Final = frozenset(tag_of(status) for status in ENDINGS)
+T = TypeVar("T")
 LIST_MAX: Final = 1_000
 """Executions that a listing shows unless told otherwise."""
 
@@ -149,11 +148,11 @@ class ExecutionHandle:
             return await self._workflows._value(execution.result, execution.blob)
         raise _failed(execution)
 
-    async def signal(self, name: str, value: Any = None) -> None:
-        """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended."""
+    async def signal(self, name: str, value: Any = None, *, request_id: str | None = None) -> None:
+        """Send it a value, which its `ctx.wait_for(name)` gets; Conflict if it has ended. Within an hour a request id sends once."""
         check_label(name, "signal's name")
         value = bytes(raw(value, f"the signal {name!r}"))
-        await send(self._scope, self._workflows._queue_of, self.id, name, value)
+        await send(self._scope, self._workflows._queue_of, self.id, name, value, request_id=request_id)
 
     async def cancel(self) -> None:
         """End it: its steps are cancelled, and its children with it. Conflict if it has ended."""
@@ -193,9 +192,15 @@ class ExecutionHandle:
             if view.status in ENDINGS:
                 return
 
-    async def state(self) -> dict[str, Any]:
-        """Its state, as it is now; from one page of the store, so a running one may be between two commits where it is large."""
-        return await self._workflows._state(self.id)
+    @overload
+    async def state(self) -> dict[str, Any]: ...
+    @overload
+    async def state(self, as_type: type[T]) -> T: ...
+
+    async def state(self, as_type: type[Any] | None = None) -> Any:
+        """Its state, as it is now, plain or as a type. A running one may be between two commits where it is large."""
+        found = await state_of(self._scope, self.id)
+        return found if as_type is None else decode(encode(found), as_type)
 
     async def log(self) -> list[LogEvent]:
         """What happened to it, in order, with the state that was written."""
@@ -412,23 +417,6 @@ class Workflows:
         if record.status == "completed" and results:
             shown["result"] = await self._value(record.result, record.blob)
         return shown
-
-    async def _state(self, id: str) -> dict[str, Any]:
-        prefix, found = data_prefix(id), dict[str, Any]()
-        async for entry in every(self._scope, prefix):
-            key = entry.key[len(prefix) :]
-            if not entry.tag:
-                found[key] = decode(entry.value)
-                continue
-            chunks = [
-                item
-                async for chunk in every(self._scope, items_prefix(id, key, decode(entry.value, str)))
-                for item in decode(chunk.value, list)
-            ]
-            if entry.tag == "set":
-                chunks = [decode(member) for member in sorted({encode(item) for item in chunks})]
-            found[key] = chunks
-        return found
 
 
 def _view(execution: Execution, meta: Meta) -> ExecutionView:

@@ -17,23 +17,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from holdfast.codec import decode, encode
 from holdfast.engine import OPERATIONS_MAX, Condition, Operation, Present, Push, Put, Receipt
 from holdfast.errors import Conflict, LeaseLost, Unavailable
 from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.earlier import Earlier
 from holdfast.layers.workflows.entries import (
+    STATE,
     Fault,
     LogEvent,
     StepRecord,
     data_prefix,
     execution_key,
     log_prefix,
+    state_version,
     steps_prefix,
 )
+from holdfast.layers.workflows.past import Carried, Past
 from holdfast.layers.workflows.reading import every
-from holdfast.layers.workflows.rewinding import FORKED, RETRIED, Cut
+from holdfast.layers.workflows.rewinding import FORKED, MIGRATED, RETRIED, TYPED, Cut, taken_back
 from holdfast.layers.workflows.state import View, Write
 
 GATHERED_MAX: Final = OPERATIONS_MAX - 24
@@ -43,6 +47,13 @@ BODY: Final = "~body"
 """Instead of a step's name: how much of a branch's own writes were committed without a step."""
 
 Parts = tuple[list[Operation], list[Condition]]
+Upgrade = Callable[[dict[str, Any], str, str], dict[str, Any]]
+"""From a state, and the version it is of, to that of another version."""
+
+
+def as_it_is(data: dict[str, Any], version: str, to: str) -> dict[str, Any]:
+    """Where nobody reads a state of another version."""
+    return data
 
 
 class Abandoned(BaseException):
@@ -84,8 +95,12 @@ class Journal:
         self.on_failure: Callable[[], None] = lambda: None
         self._steps = steps_prefix(id)
         self._log = log_prefix(id)
-        self._written: dict[str, list[tuple[int, dict[str, Write]]]] = {}
-        self._carried: dict[str, list[tuple[int, int, str]]] = {}
+        self.past = Past()
+        """What was written under earlier versions of the state."""
+        self.has_state = False
+        self._written: dict[str, list[tuple[View, int, dict[str, Write]]]] = {}
+        """By step: what it wrote, the number of that in the log, and the view that it belongs to."""
+        self._carried: dict[str, list[Carried]] = {}
         self._staged: deque[Effect] = deque()
         self._closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None = None
         self._opens = False
@@ -93,39 +108,68 @@ class Journal:
 
     # --- reading ---
 
-    async def load(self) -> None:
-        """Read what was done before."""
+    async def load(self, upgrade: Upgrade = as_it_is) -> None:
+        """Read what was done before; what was written under an earlier version of the state is shown as `upgrade` makes it."""
         async for entry in every(self.scope, self._steps):
             self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
-        prefix, written = data_prefix(self.id), False
+        prefix, generations = data_prefix(self.id), self.view.generations
         async for entry in every(self.scope, prefix):
-            written = True
+            self.has_state = True
             if entry.tag:
-                self.view.generations[entry.key[len(prefix) :]] = decode(entry.value, str)
-        if not written and not any(record.body for record in self.records.values()):
+                generations[entry.key[len(prefix) :]] = decode(entry.value, str)
+        if not self.has_state and not self.version and not any(record.body for record in self.records.values()):
             return  # no state was ever written: the log has nothing that replay needs
-        async for entry in every(self.scope, self._log):
-            event = decode(entry.value, LogEvent)
+        events = [decode(entry.value, LogEvent) async for entry in every(self.scope, self._log)]
+        lost, version = taken_back(events), ""
+        for place, event in enumerate(events):
             number = self.view.next()
             if event.event == RETRIED:
                 self._take_back(Cut(frozenset(event.writes), event.body_writes))
+            elif place in lost:
                 continue
-            if event.event == FORKED and not event.branch:  # an edit of the state from the beginning on
-                for key, write in event.writes.items():
-                    self.view.apply(key, write, number)
-            elif event.event == FORKED:  # one that the code sees after the last step that was taken over
-                self._written.setdefault(event.branch, []).append((number, event.writes))
-            if event.writes:
-                self._written.setdefault(event.path, []).append((number, event.writes))
-            if event.body:
-                self._carried.setdefault(event.branch, []).append((event.body, number, event.path))
+            elif event.event == MIGRATED:
+                self.migrated(event, version, upgrade)
+            else:
+                self._recall(event, number)
+            version = event.version or version
         self.view.settled = self.view.number
+
+    def _recall(self, event: LogEvent, number: int) -> None:
+        """What happened, to be seen by the code when it comes there."""
+        view = self.view
+        if event.event == TYPED or (event.event == FORKED and not event.branch):  # from the beginning on
+            for key, write in event.writes.items():
+                view.apply(key, write, number)
+            return
+        if event.event == FORKED:  # what the code sees after the last step that was taken over
+            self._written.setdefault(event.branch, []).append((view, number, event.writes))
+        if event.writes:
+            self._written.setdefault(event.path, []).append((view, number, event.writes))
+        if event.body:
+            carried = Carried(event.body, number, event.path, event.body_writes)
+            self._carried.setdefault(event.branch, []).append(carried)
+
+    def migrated(self, event: LogEvent, version: str, upgrade: Upgrade) -> None:
+        """From here on the state is of another version; what comes before is shown in that."""
+        old, to = self.view, event.version
+        old.settled = old.number
+        self.view = View()
+        self.view.number, self.view.generations = old.number, old.generations
+        self.view.earlier = Earlier(old, lambda data: {**event.filled, **upgrade(data, version, to)}, event.writes)
+        for path, parts in self.past.close(old, self._carried, event.places, self.records).items():
+            self._written[path] = [*parts, *self._written.get(path, ())]
+        self._carried = {}
+
+    @property
+    def version(self) -> str:
+        """Of the state, as it is stored; "" when it has no type."""
+        return state_version(self.records.get(STATE))
 
     def _take_back(self, cut: Cut) -> None:
         for path in cut.dropped:
             self._written.pop(path, None)
         for branch, carried in self._carried.items():
-            self._carried[branch] = [each for each in carried if not cut.takes_writes(branch, each[2], each[0])]
+            self._carried[branch] = [each for each in carried if not cut.takes_writes(branch, each.path, each.upto)]
 
     def _remember(self, path: str, record: StepRecord) -> None:
         self.records[path] = record
@@ -137,16 +181,16 @@ class Journal:
     def visit(self, path: str) -> StepRecord | None:
         """The record of a step that the code has come to; what it wrote is in the state from here on."""
         if self._written and (writes := self._written.pop(path, None)) is not None:
-            for number, written in writes:
+            for view, number, written in writes:
                 for key, write in written.items():
-                    self.view.apply(key, write, number)
+                    view.apply(key, write, number)
         return self.records.get(path)
 
     def carried(self, branch: str, ordinal: int) -> int | None:
         """The number of a write that a branch's own code makes again; None if it was not committed."""
-        for upto, number, _ in self._carried.get(branch, ()):
-            if upto >= ordinal:
-                return number
+        for each in self._carried.get(branch, ()):
+            if each.upto >= ordinal:
+                return each.number
         return None
 
     # --- writing ---
@@ -180,6 +224,12 @@ class Journal:
         for key, write in writes.items():
             self.view.apply(key, write, number)
         return operations
+
+    def hold(self, operations: Iterable[Operation]) -> None:
+        """To go with the next commit that there is; nobody has to wait for it."""
+        if self.failure is not None:
+            raise Abandoned from self.failure
+        self._staged.append(Effect(list(operations), [], None))
 
     def stage(self, operations: Iterable[Operation], conditions: Iterable[Condition] = ()) -> None:
         """To be committed with whatever else is staged; `settled` tells when."""

@@ -25,6 +25,7 @@ from holdfast.layers.queue_entries import QUEUES, depth_key, rest_of
 from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import ending
 from holdfast.layers.workflows.children import outcome_of, stop_task, telling
 from holdfast.layers.workflows.entries import (
     CANCEL,
@@ -33,7 +34,6 @@ from holdfast.layers.workflows.entries import (
     PAUSED,
     PENDING,
     RUNNING,
-    TYPE,
     Execution,
     LogEvent,
     Meta,
@@ -167,13 +167,13 @@ class Outside:
         self, entry: Entry, was: Execution, meta: Meta, records: list[StepRecord], free: Parts
     ) -> Parts:
         now = self._scope.clock.now_ms()
-        ttl_ms = self._scope.retention.ttl_ms(TYPE, CANCELLED)
+        ttl_ms, archiving = ending(self._scope, self._queue_of(was.name), meta, CANCELLED)
         to = Execution(was.id, was.name, CANCELLED, now, was.started_at or now, now)
         told = await telling(self._scope, self._queue_of, meta, outcome_of(to))
         slot = await leaving(self._scope, self._queue_of(was.name), meta, was.rests)
         operations, conditions = self._moving(entry, was, to, "cancelled", ttl_ms)
         operations += [Delete(live_key(to.name, to.id)), Put(ended_key(to.name, now, to.id), encode(CANCELLED), ttl_ms)]
-        for more, needed in (free, told, slot, calling_off(to.id, records)):
+        for more, needed in (free, told, slot, calling_off(to.id, records), archiving):
             operations += more
             conditions += needed
         return operations, conditions

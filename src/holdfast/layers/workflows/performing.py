@@ -135,6 +135,7 @@ async def perform(run: Run, task: Task) -> Any:
         raise failed(task.path, record)
     if task.elsewhere is not None:
         return await task.elsewhere.perform(run, task, record)
+    show(run, task.branch)
     failures = record.attempts if record is not None else 0
     due = record.until if record is not None else None
     stale = 0
@@ -256,6 +257,8 @@ def carry(run: Run, branch: Branch) -> tuple[list[Operation], int, dict[str, Any
     """What the code of a branch wrote since its last commit, to go with this one."""
     if branch.is_step:
         return [], 0, {}
+    if branch.echoes or run.journal.past.covers(branch.path, branch.position):
+        return [], branch.body, {}  # that was committed, under an earlier version of the state
     writes = branch.buffer.take() if branch.buffer.writes else {}
     return run.journal.writing(writes), branch.body, writes
 
@@ -272,8 +275,16 @@ def flush(run: Run, branch: Branch) -> list[Operation]:
     if not branch.buffer.writes:
         return []
     operations, body, writes = carry(run, branch)
+    if not writes:
+        return []
     record = journal.record(branch.below(BODY), StepRecord("completed", kind="body", body=body))
     return [*operations, record, journal.event("flushed", "", None, None, branch.path, body, writes)]
+
+
+def show(run: Run, branch: Branch) -> None:
+    """Let what is begun from here see what the code around it wrote; that is committed with whatever comes next."""
+    if not branch.is_step and (operations := flush(run, branch)):
+        run.journal.hold(operations)
 
 
 async def give_up(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
-from holdfast.codec import decode
+from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import NotFound
 from holdfast.layers.scope import Scope
@@ -15,8 +16,10 @@ from holdfast.layers.workflows.entries import (
     LogEvent,
     Meta,
     StepRecord,
+    data_prefix,
     execution_key,
     execution_of,
+    items_prefix,
     log_prefix,
     meta_key,
     meta_of,
@@ -48,6 +51,25 @@ async def records_of(scope: Scope, id: str) -> dict[str, StepRecord]:
     """What is recorded of its steps, by path."""
     prefix = steps_prefix(id)
     return {entry.key[len(prefix) :]: decode(entry.value, StepRecord) async for entry in every(scope, prefix)}
+
+
+async def state_of(scope: Scope, id: str) -> dict[str, Any]:
+    """Its state, as it is stored."""
+    prefix, found = data_prefix(id), dict[str, Any]()
+    async for entry in every(scope, prefix):
+        key = entry.key[len(prefix) :]
+        if not entry.tag:
+            found[key] = decode(entry.value)
+            continue
+        chunks = [
+            item
+            async for chunk in every(scope, items_prefix(id, key, decode(entry.value, str)))
+            for item in decode(chunk.value, list)
+        ]
+        if entry.tag == "set":
+            chunks = [decode(member) for member in sorted({encode(item) for item in chunks})]
+        found[key] = chunks
+    return found
 
 
 async def log_of(scope: Scope, id: str) -> list[tuple[str, LogEvent]]:

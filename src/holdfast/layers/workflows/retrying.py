@@ -47,13 +47,24 @@ from holdfast.layers.workflows.entries import (
     mail_prefixes,
     meta_key,
     meta_of,
+    state_key,
+    state_record,
     steps_prefix,
     tag_of,
     tally_key,
 )
 from holdfast.layers.workflows.limits import slots_key, taking
 from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
-from holdfast.layers.workflows.rewinding import RETRIED, Cut, Fold, cut_before, failed_cut, with_children, writing
+from holdfast.layers.workflows.rewinding import (
+    RETRIED,
+    Cut,
+    Fold,
+    cut_before,
+    failed_cut,
+    over_migrations,
+    with_children,
+    writing,
+)
 from holdfast.layers.workflows.state import Cell
 
 AT_ONCE_MAX: Final = OPERATIONS_MAX - 16
@@ -75,7 +86,7 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
     events = [event for _, event in await log_of(scope, id)]
     steps = meta.config.get("steps", [])
     cut = failed_cut(records, events, steps) if from_step is None else cut_before(records, events, steps, from_step)
-    cut = with_children(cut, records)
+    cut = over_migrations(with_children(cut, records), records, events, steps)
     again = await _again(scope, id, events, cut)
     now = scope.clock.now_ms()
     waits = () if len(again) <= AT_ONCE_MAX else (Wait("rewind", path=from_step or ""),)
@@ -175,10 +186,14 @@ def _state_before(id: str, events: list[LogEvent], cut: Cut) -> list[Operation]:
     fold = Fold()
     for event in events:
         fold.add(event)
-    was = fold.view
+    was, version = fold.view, fold.version
     fold.cut(cut)
+    of_version: list[Operation] = []
+    if fold.version != version:
+        record = encode(state_record(fold.version))
+        of_version = [Put(state_key(id), record) if fold.version else Delete(state_key(id))]
     changed = [key for key in was.cells if not _same(was.cell(key), fold.view.cell(key))]
-    return writing(id, fold.view, changed)
+    return [*of_version, *writing(id, fold.view, changed)]
 
 
 def _same(one: Cell | None, other: Cell | None) -> bool:

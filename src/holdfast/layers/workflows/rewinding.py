@@ -4,6 +4,9 @@ Taking back a step takes back everything that was called after it in its branch,
 wrote to the state counts by its place: `Cut.kept` says of each branch how many of its writes were made before the cut. What
 comes after is made again, by the same code, and so must be neither in the state nor remembered as committed.
 
+Going back to before a migration of the state takes that back too: the state is of the earlier version again, and whoever goes on migrates
+it anew. So everything that was done after the migration is taken back with it, whether it came after the step or not (`over_migrations`).
+
 A map and a gather have no record of their own. Their place is where a number is missing among the calls of the trunk: the first one
 after the calls that were done before anything below them was. Of a class, the definition tells.
 """
@@ -21,6 +24,9 @@ from holdfast.layers.workflows.state import SET, View
 
 RETRIED: Final = "retried"
 FORKED: Final = "forked"
+TYPED: Final = "typed"
+"""The first event of a state that has a type: what its fields are from the beginning."""
+MIGRATED: Final = "migrated"
 SHOWN_MAX: Final = 20
 """Names of steps that an error lists."""
 
@@ -42,6 +48,10 @@ class Cut(NamedTuple):
     def takes_body(self, event: LogEvent) -> bool:
         """Whether what the code around it wrote is."""
         return bool(event.body_writes) and self.takes_writes(event.branch, event.path, event.body)
+
+    def touches(self, event: LogEvent) -> bool:
+        """Whether anything of it is taken back."""
+        return (event.event != FORKED and self.takes(event)) or self.takes_body(event)
 
     def takes_writes(self, branch: str, path: str, upto: int) -> bool:
         """Whether those of a branch that were committed with this path, up to this number, are."""
@@ -161,33 +171,76 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int]) -> Cut:
     return Cut(frozenset(dropped), kept)
 
 
+def over_migrations(cut: Cut, records: Records, events: Iterable[LogEvent], steps: list[str]) -> Cut:
+    """The same, or more, if it goes back to before a migration of the state."""
+    fold, events = Fold(), list(events)
+    for event in events:
+        fold.add(event)
+    told = fold.events
+    touched = next((place for place, event in enumerate(told) if cut.touches(event)), len(told))
+    index = next((place for place in range(touched, len(told)) if told[place].event == MIGRATED), None)
+    if index is None:
+        return cut
+    placed, later = places(records, events, steps), told[index:]
+    first = min((place for path in cut.dropped if (place := placed.get(root_of(path), -1)) >= 0), default=0)
+    dropped = cut.dropped | {event.path for event in later if event.path in records}
+    dropped |= {path for path in records if placed.get(root_of(path), -1) >= first}
+    dropped |= {path for path in records if path.startswith("~when:") and path_of(path[6:]) in dropped}
+    further = _cut(records, set(dropped), placed)
+    for event in later:
+        if event.body:
+            before = max((each.body for each in told[:index] if each.branch == event.branch), default=0)
+            further.kept[event.branch] = min(before, further.kept.get(event.branch, before))
+    return with_children(further, records)
+
+
+def taken_back(events: list[LogEvent]) -> set[int]:
+    """The places of migrations that a later retry has taken back, and of what was edited after them."""
+    if not any(event.event == MIGRATED for event in events):
+        return set()
+    fold = Fold()
+    for event in events:
+        fold.add(event)
+    return fold.lost
+
+
 class Fold:
     """The state, as the log says it became; event by event."""
 
     def __init__(self) -> None:
-        self._told: list[LogEvent] = []
+        self._told: list[tuple[int, LogEvent]] = []
+        self._count = 0
+        self.lost: set[int] = set()
+        """The places of migrations that were taken back."""
         self.view = View()
 
     def add(self, event: LogEvent) -> list[str]:
         """What happened next; gives the keys of the state that it changed."""
+        place, self._count = self._count, self._count + 1
         if event.event == RETRIED:
             cut = Cut(frozenset(event.writes), event.body_writes)
             before = {key: _read(self.view, key) for key in self.view.cells}
             self.cut(cut)
             return [key for key, value in before.items() if _read(self.view, key) != value]
-        self._told.append(event)
+        self._told.append((place, event))
         self._apply(event)
         return [*event.writes, *event.body_writes]
 
     def cut(self, cut: Cut) -> None:
         """Forget what is taken back, as if it had not been."""
-        kept: list[LogEvent] = []
-        for event in self._told:
+        kept: list[tuple[int, LogEvent]] = []
+        touched = undone = False
+        for place, event in self._told:
+            if (touched and event.event == MIGRATED) or (undone and event.event == FORKED):
+                undone = True
+                self.lost.add(place)
+                continue
+            touched = touched or cut.touches(event)
             if event.event != FORKED and cut.takes(event):
                 continue
-            kept.append(_without_body(event) if cut.takes_body(event) else event)
+            kept.append((place, _without_body(event) if cut.takes_body(event) else event))
         self._told, self.view = kept, View()
-        for event in kept:
+        for _, event in kept:
             self._apply(event)
 
     def _apply(self, event: LogEvent) -> None:
@@ -199,7 +252,12 @@ class Fold:
     @property
     def events(self) -> list[LogEvent]:
         """Those that count."""
-        return self._told
+        return [event for _, event in self._told]
+
+    @property
+    def version(self) -> str:
+        """Of the state; "" when it has no type."""
+        return next((event.version for _, event in reversed(self._told) if event.version), "")
 
     def state(self) -> dict[str, Any]:
         return {key: _read(self.view, key) for key in sorted(self.view.cells) if self.view.cell(key) is not None}

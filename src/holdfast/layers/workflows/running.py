@@ -29,6 +29,7 @@ from holdfast.errors import (
     Error,
     InvalidInput,
     LeaseLost,
+    MigrationFailed,
     NonDeterminism,
     NotFound,
     QuotaExceeded,
@@ -38,7 +39,9 @@ from holdfast.layers.blobs import BlobRef, Blobs, Part
 from holdfast.layers.messages import Message
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
+from holdfast.layers.state_type import StateType
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import ending
 from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
 from holdfast.layers.workflows.children import cancel_children, outcome_of, telling
 from holdfast.layers.workflows.context import Context
@@ -65,10 +68,14 @@ from holdfast.layers.workflows.entries import (
 from holdfast.layers.workflows.journal import Abandoned, Journal, Parts
 from holdfast.layers.workflows.limits import leaving
 from holdfast.layers.workflows.mail import Letter, Mail, calling_off
+from holdfast.layers.workflows.migrating import settle_state, upgrade_of
 from holdfast.layers.workflows.performing import flush
 from holdfast.layers.workflows.plan import run_steps
+from holdfast.layers.workflows.shape import is_earlier
 from holdfast.layers.workflows.standing import Standing
 
+OLD_CODE_MS: Final = 5_000
+"""After what time an execution of newer code is offered again, to whoever has that."""
 HOLD_MS: Final = 500
 """An execution whose next wait is over so soon is not put aside."""
 HOPELESS: Final = (InvalidInput, AccessDenied, QuotaExceeded, Damaged, NotFound)
@@ -93,6 +100,8 @@ class Host(Protocol):
     scope: Scope
     threads: Executor | None
     replaced: Mapping[str, Callable[..., Any]]
+    state_types: Mapping[str, StateType]
+    """Of typed states, by workflow."""
 
     def queue_of(self, name: str) -> Queue: ...
     def defined(self, name: str) -> Definition: ...
@@ -128,6 +137,8 @@ class Run:
         """Set by its worker when this run is over."""
         self.context = Context(self)
         self._host = host
+        self._known = host.state_types.get(definition.name)
+        self._upgrade = upgrade_of(definition.shape, self._known)
         self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str]] = {}
         self._parking: asyncio.Future[Receipt] | None = None
         self._ending = False
@@ -197,8 +208,8 @@ class Run:
             if claim is not None and not await self._claim(claim):
                 return
             if not fresh:
-                await self.journal.load()
-            if await self._obey():
+                await self.journal.load(self._upgrade)
+            if await self._obey() or not await self._settle_state():
                 return
             loop = asyncio.get_running_loop()
             showing = loop.call_later(SHOWN_S, self.journal.open)
@@ -213,6 +224,25 @@ class Run:
         finally:
             await self._stop_code()
             await self.journal.stop()
+
+    async def _settle_state(self) -> bool:
+        """Let the state be of the version that the code has; False when that cannot be."""
+        shape, journal = self.definition.shape, self.journal
+        mine, needed = (
+            "" if shape is None else shape.version,
+            journal.version or self.meta.config.get("state_version", ""),
+        )
+        if is_earlier(mine, needed):
+            await self.put_off(OLD_CODE_MS, f"{self.definition.version}, state {mine or 'untyped'}")
+            return False
+        if shape is None or self._known is None:
+            return True
+        try:
+            await settle_state(self, shape, self._known)
+        except MigrationFailed as exc:
+            await self._pause(fault_of(exc))
+            return False
+        return True
 
     async def _leave(self, exc: BaseException) -> None:
         """This run cannot go on. What another run could not do either pauses the execution, so that somebody looks."""
@@ -515,11 +545,13 @@ class Run:
             to = Execution(
                 was.id, was.name, status, now, was.started_at or now, now, fault, value or raw(None, ""), blob
             )
+            ttl_ms, archiving = ending(self.scope, self.queue_of(self.meta.name), self.meta, status)
             telling_parts = await telling(self.scope, self.queue_of, self.meta, outcome_of(to))
             slot_parts = await leaving(self.scope, self.queue_of(self.meta.name), self.meta, was.rests)
             try:
-                others = telling_parts, slot_parts, calling_off(self.meta.id, self.journal.records.values())
-                await self._close(lambda: self.standing.ended(self.journal, to, kept, *others))  # noqa: B023 - sent before it changes
+                called_off = calling_off(self.meta.id, self.journal.records.values())
+                others = telling_parts, slot_parts, called_off, archiving
+                await self._close(lambda: self.standing.ended(self.journal, to, kept, ttl_ms, *others))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
             self.message.committed()

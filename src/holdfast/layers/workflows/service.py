@@ -13,6 +13,7 @@ import logging
 from typing import Any, Final, Protocol
 
 from holdfast.codec import decode
+from holdfast.engine import Entry
 from holdfast.errors import Error, LeaseLost
 from holdfast.layers.messages import Message
 from holdfast.layers.workflows.definitions import Definition, is_older
@@ -22,10 +23,14 @@ from holdfast.layers.workflows.entries import (
     execution_of,
     meta_key,
     meta_of,
+    state_key,
+    state_version,
     steps_prefix,
 )
+from holdfast.layers.workflows.mail import waking
 from holdfast.layers.workflows.running import Host
-from holdfast.layers.workflows.serving import Guest, Unwanted, is_wanted
+from holdfast.layers.workflows.serving import Guest, Outdated, Unwanted, is_aside, is_wanted
+from holdfast.layers.workflows.shape import is_earlier
 
 RETRY_S: Final = 0.2
 UNKNOWN_S: Final = 5.0
@@ -63,6 +68,8 @@ class Service:
                 await self._serve(guest)
         except Unwanted:
             await self._drop(message)
+        except Outdated:
+            await self._give_back(message, RETRY_S)
         except LeaseLost as exc:
             log.info("a step is another worker's: %s", exc)
         except Error as exc:
@@ -75,8 +82,8 @@ class Service:
         id, path = (body.get("execution"), body.get("step")) if isinstance(body, dict) else (None, None)
         if not isinstance(id, str) or not isinstance(path, str) or not id or not path:
             raise Unwanted
-        keys = [execution_key(id), meta_key(id), steps_prefix(id) + path]
-        entry, described, stored = await scope.engine.get(scope.space, keys)
+        keys = [execution_key(id), meta_key(id), steps_prefix(id) + path, state_key(id)]
+        entry, described, stored, typed = await scope.engine.get(scope.space, keys)
         if entry is None or described is None or stored is None:
             raise Unwanted
         meta, record = meta_of(described), decode(stored.value, StepRecord)
@@ -91,7 +98,21 @@ class Service:
         ):
             await message.release(delay=UNKNOWN_S)
             return None
+        mine = "" if definition.shape is None else definition.shape.version
+        theirs = state_version(None if typed is None else decode(typed.value, StepRecord))
+        if mine != theirs:  # one of both has older code
+            if is_earlier(theirs, mine):
+                await self._wake(entry)
+            await message.release(delay=UNKNOWN_S)
+            return None
         return Guest(self._host, definition, message, meta, path, record)
+
+    async def _wake(self, entry: Entry) -> None:
+        """Let a worker with code like this have the execution: it migrates its state."""
+        execution = execution_of(entry)
+        if is_aside(execution):
+            operations, conditions = waking(self._host.queue_of(execution.name), execution)
+            await self._host.scope.commit(tuple(operations), tuple(conditions))
 
     async def _serve(self, guest: Guest) -> None:
         serving = self._doing[guest] = asyncio.get_running_loop().create_task(guest.serve())

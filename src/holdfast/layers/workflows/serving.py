@@ -55,6 +55,8 @@ from holdfast.layers.workflows.entries import (
     items_prefix,
     log_prefix,
     raw,
+    state_key,
+    state_version,
     steps_prefix,
     tag_of,
 )
@@ -76,6 +78,10 @@ class Unwanted(Exception):
     """The step is not this message's to do, or not any more."""
 
 
+class Outdated(Exception):
+    """The state was migrated while the step was done: what it wrote is of an earlier version."""
+
+
 class Guest:
     """One step, in the hands of a worker that serves its queue. Made for a message."""
 
@@ -95,6 +101,7 @@ class Guest:
         self.context: Context = StepContext(self)
         self._host = host
         self._record = record
+        self._version = "" if definition.shape is None else definition.shape.version
         self._away: Away = record.away
 
     async def serve(self) -> None:
@@ -146,7 +153,8 @@ class Guest:
             for key, (kind, _) in writes.items()
             if key in read and kind in (SET, DELETE)
         }
-        return Told(self._away.message, result=result, blob=blob, writes=writes, seen=seen), branch.shared, kept
+        told = Told(self._away.message, result=result, blob=blob, writes=writes, state=self._version, seen=seen)
+        return told, branch.shared, kept
 
     def _failed(self, exc: Exception) -> Told:
         fault = fault_of(exc, self.path)
@@ -183,6 +191,10 @@ class Guest:
                     self._host.queue_of(execution.name), entry, execution, STEP + self.path, encode(told)
                 )
             else:
+                [typed] = await transaction.read(state_key(self.meta.id))
+                version = state_version(None if typed is None else decode(typed.value, StepRecord))
+                if told.writes and version != told.state:
+                    raise Outdated
                 view, _ = await read_state(self, told)
                 if any(digest(view, each) != seen for each, (seen, _) in told.seen.items()):
                     transaction.operations.clear()

@@ -16,7 +16,6 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
     PENDING,
     RUNNING,
-    TYPE,
     Execution,
     Fault,
     StepRecord,
@@ -85,9 +84,8 @@ class Standing:
         moving, needed = self._moving(to)
         return [*operations, *moving], [*conditions, *needed]
 
-    def ended(self, journal: Journal, to: Execution, kept: Part, *others: Parts) -> Parts:
+    def ended(self, journal: Journal, to: Execution, kept: Part, ttl_ms: int | None, *others: Parts) -> Parts:
         """Its end: the record for as long as it is kept, the last event, the end of its message, and what others are told."""
-        ttl_ms = self._scope.retention.ttl_ms(TYPE, to.status)
         operations, conditions = self._moving(to, ttl_ms)
         acking, needed = split(self._message.acking())
         if to.blob is not None:

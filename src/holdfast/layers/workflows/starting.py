@@ -45,8 +45,6 @@ def meta_for(
 ) -> Meta:
     """What an execution is, checked."""
     priority_element(priority)
-    if definition.state is not None and not isinstance(definition.state, type):
-        raise InvalidInput(f"state of workflow {definition.name!r} is a type, not {definition.state!r:.60}")
     return Meta(
         check_execution(id),
         definition.name,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from holdfast.codec import INT64_MAX, INT64_MIN, decode, encode
 from holdfast.engine import Delete, Increment, Operation, Push, Put
@@ -27,6 +27,10 @@ from holdfast.errors import InvalidInput
 from holdfast.ids import new_id
 from holdfast.keys import check_name
 from holdfast.layers.workflows.entries import JOURNAL, items_prefix
+
+if TYPE_CHECKING:
+    from holdfast.layers.workflows.earlier import Earlier
+    from holdfast.layers.workflows.shape import Shape
 
 KEY_BYTES_MAX: Final = 256
 KEYS_MAX: Final = 40
@@ -50,11 +54,13 @@ Write = list[Any]
 class Cell:
     """One key of the view."""
 
-    __slots__ = ("added", "changes", "chunks", "kind", "number", "value")
+    __slots__ = ("added", "changes", "chunks", "kind", "number", "over", "value")
 
     def __init__(self) -> None:
         self.kind = ""
         """"" when it is absent; set, append (a list), or join (a set)."""
+        self.over = False
+        """Whether it adds to what an earlier version of the state has under its key."""
         self.number = 0
         """Of the write that it has its value, or its kind, from."""
         self.changes = 0
@@ -85,14 +91,34 @@ class View:
         """Of lists and sets: under which name what they hold is kept."""
         self.settled = 0
         """The number of the last write of the log: what comes after is not replayed, and comes in order."""
+        self.earlier: Earlier | None = None
+        """What it began with, where the state is of a later version than it was."""
+        self._applied = 0
+
+    @property
+    def stamp(self) -> int:
+        """Another one whenever something has changed."""
+        return self._applied + (0 if self.earlier is None else self.earlier.stamp)
 
     def next(self) -> int:
         self.number += 1
         return self.number
 
     def cell(self, key: str) -> Cell | None:
+        """What is under a key, or None."""
         cell = self.cells.get(key)
+        if self.earlier is not None and (cell is None or cell.over):
+            below = self.earlier.cell(key)
+            return below if cell is None else cell if below is None else _added_to(below, cell)
         return None if cell is None or not cell.kind else cell
+
+    def keys(self) -> set[str]:
+        """Of everything that is there, and of what was."""
+        return {*self.cells, *(() if self.earlier is None else self.earlier.keys())}
+
+    def state(self) -> dict[str, Any]:
+        """All of it."""
+        return {key: cell.read() for key in sorted(self.keys()) if (cell := self.cell(key)) is not None}
 
     def changes(self, key: str) -> int:
         cell = self.cells.get(key)
@@ -107,6 +133,9 @@ class View:
         if number < cell.number:
             return
         cell.changes += 1
+        self._applied += 1
+        if not cell.kind and not cell.number and kind not in (SET, DELETE):
+            cell.over = self.earlier is not None
         if kind == ADD:
             if cell.kind != SET:
                 cell.kind, cell.value, cell.added = SET, b"0", []
@@ -115,10 +144,13 @@ class View:
                 cell.value, cell.added = b"%d" % cell.read(), []
         elif kind in (APPEND, JOIN):
             if cell.kind != kind:
-                cell.kind, cell.chunks, cell.number = kind, [], number
+                if cell.kind:
+                    cell.number = number  # of one that was absent, parts that were added before may still come
+                cell.kind, cell.chunks = kind, []
             insort(cell.chunks, (number, payload), key=lambda chunk: chunk[0])
         else:
             cell.kind, cell.value = (SET, encode(payload)) if kind == SET else ("", b"")
+            cell.over = False
             cell.number, cell.added = number, [each for each in cell.added if each[0] > number]
 
     def operations(self, id: str, writes: dict[str, Write]) -> list[Operation]:
@@ -143,6 +175,18 @@ class View:
                     found.append(Put(name, encode(self.generations[key]), tag=tag))
                 found.append(Push(items_prefix(id, key, self.generations[key]), encode(payload)))
         return found
+
+
+def _added_to(below: Cell, cell: Cell) -> Cell:
+    """What an earlier version had, with what was added since."""
+    found = Cell()
+    found.kind, found.number, found.changes = cell.kind, cell.number, cell.changes
+    if cell.kind == SET:
+        before = below.read() if below.kind == SET else 0
+        found.value = encode((before if type(before) is int else 0) + cell.read())
+    else:
+        found.chunks = [*(below.chunks if below.kind == cell.kind else ()), *cell.chunks]
+    return found
 
 
 class Buffer:
@@ -220,9 +264,9 @@ class State:
         buffer: Buffer,
         written: Callable[[str, Write], None],
         flush: Callable[[], Any],
-        declared: type[Any] | None = None,
+        shape: Shape | None = None,
     ) -> None:
-        self._declared = declared
+        self._shape = shape
         self._buffer = buffer
         self._written = written
         self._flush = flush
@@ -255,7 +299,7 @@ class State:
         return True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(key for key in {*self._buffer.view.cells, *self._buffer.writes} if key in self))
+        return iter(sorted(key for key in {*self._buffer.view.keys(), *self._buffer.writes} if key in self))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -267,7 +311,7 @@ class State:
 
     def typed(self, as_type: type[Any] | None = None) -> Any:
         """The whole state as a dataclass, TypedDict, pydantic model or msgspec struct; by default as what the workflow declared."""
-        wanted = as_type or self._declared
+        wanted = as_type or (None if self._shape is None else self._shape.model)
         if wanted is None:
             raise InvalidInput("name a type, or declare one: @workflow(state=…)")
         return decode(encode(self.all()), wanted)
@@ -275,7 +319,9 @@ class State:
     # --- writing: buffered, and committed with the step ---
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._written(check_key(key), [SET, decode(encode(value))])
+        plain: Any = decode(encode(value))
+        self._check(key, plain)
+        self._written(key, [SET, plain])
 
     def set(self, key: str, value: Any) -> None:
         """The same as `state[key] = value`."""
@@ -283,8 +329,11 @@ class State:
 
     def update(self, values: dict[str, Any]) -> None:
         """Set several keys; each is replaced as a whole, and no other is touched."""
-        for key, value in values.items():
-            self[key] = value
+        plain: dict[str, Any] = {key: decode(encode(value)) for key, value in values.items()}
+        for key, value in plain.items():
+            self._check(key, value)
+        for key, value in plain.items():
+            self._written(key, [SET, value])
 
     def __delitem__(self, key: str) -> None:
         self._buffer.value(check_key(key))
@@ -294,9 +343,12 @@ class State:
         """Add to a number and give the sum, as far as it is known here; other tasks may add at the same time."""
         if type(delta) is not int or not INT64_MIN <= delta <= INT64_MAX:
             raise InvalidInput(f"{delta!r:.60} is not a signed 64-bit integer")
-        before = self._peek(key, 0)
+        before = self._peek(check_key(key), 0)
+        if self._shape is not None:
+            self._shape.check_name(key)
         if type(before) is not int or not INT64_MIN <= before + delta <= INT64_MAX:
             raise InvalidInput(f"{key!r} of the state is no 64-bit integer, or would be none; it cannot be incremented")
+        self._check(key, before + delta)
         self._written(key, [ADD, delta])
         return before + delta
 
@@ -316,6 +368,8 @@ class State:
         cell = self._buffer.view.cell(check_key(key))
         write = self._buffer.writes.get(key)
         given: list[Any] = decode(encode(list(values)))
+        if self._shape is not None:
+            self._shape.check_added(key, given)
         if (cell is not None and cell.kind not in (kind, SET)) or (
             write is not None and write[0] not in (kind, SET, DELETE)
         ):
@@ -323,7 +377,7 @@ class State:
                 f"{key!r} of the state is a {'set' if kind == APPEND else 'list'}, and cannot be added to like this"
             )
         if (write is None and cell is not None and cell.kind == SET) or (write is not None and write[0] == SET):
-            before = self._peek(key, None)
+            before = self.get(key)  # it is set as a whole, so what was there counts as read
             if not isinstance(before, list):
                 raise InvalidInput(f"{key!r} of the state is no list, and cannot be added to")
             added = given if kind == APPEND else [each for each in given if each not in before]
@@ -333,6 +387,11 @@ class State:
             raise InvalidInput(f"a list or set of the state has at most {ITEMS_MAX:,} items; keep so many as records")
         if given:
             self._written(key, [kind, given])
+
+    def _check(self, key: str, value: Any) -> None:
+        check_key(key)
+        if self._shape is not None:
+            self._shape.check(key, value)
 
     def _peek(self, key: str, default: Any) -> Any:
         """Look without having read: adding is right whatever others do meanwhile."""

@@ -31,8 +31,11 @@ from holdfast.layers.coordination import Coordination
 from holdfast.layers.messages import Message
 from holdfast.layers.queue_entries import check_queue
 from holdfast.layers.queues import Options, Queue
+from holdfast.layers.schemas import Schemas
 from holdfast.layers.scope import Scope
+from holdfast.layers.state_type import StateType
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.workflows.archiving import archive_due, archive_queue
 from holdfast.layers.workflows.definitions import Definition, is_older, registry
 from holdfast.layers.workflows.entries import (
     CANCEL,
@@ -54,7 +57,7 @@ from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.known import make_known
 from holdfast.layers.workflows.limits import LINE
 from holdfast.layers.workflows.outside import Outside
-from holdfast.layers.workflows.running import Run
+from holdfast.layers.workflows.running import OLD_CODE_MS, Run
 from holdfast.layers.workflows.service import Service
 from holdfast.layers.workflows.standing import taken_over
 from holdfast.layers.workflows.task_ends import Ends
@@ -66,9 +69,8 @@ THREADS_MAX: Final = 64
 AHEAD_MAX: Final = 32
 """Messages taken ahead, while there is room to run them."""
 RETRY_MS: Final = 200
+ARCHIVE_AGAIN_S: Final = 60
 DEATHS_MAX: Final = 20
-OLD_CODE_MS: Final = 5_000
-"""After what time an execution of a newer version is offered again, to whoever has that."""
 
 log = logging.getLogger("holdfast.workflows")
 
@@ -98,6 +100,7 @@ class Worker:
         """Where steps run that are not async."""
         self.replaced: Mapping[str, Callable[..., Any]] = {}
         """What is called instead of a step's function, by the step's name: for tests."""
+        self.state_types: Mapping[str, StateType] = {}
         self.blobs = blobs
         self._coordination = coordination
         self._served = [check_queue(name) for name in dict.fromkeys(queues)]
@@ -149,6 +152,7 @@ class Worker:
         if self.threads is None:
             self.threads = ThreadPoolExecutor(min(self.concurrency, THREADS_MAX), "holdfast-step")
         loop = asyncio.get_running_loop()
+        await self._register()
         await self._announce()
         loops = [loop.create_task(self._follow(await self._now())), loop.create_task(self._ends.follow())]
         if self._executes:
@@ -156,6 +160,8 @@ class Worker:
         for name in self._executes:
             work = partial(self._work, self.workflows[name])
             loops.append(loop.create_task(self._consume(self.queue_of(name), work)))
+            if self.workflows[name].archive:
+                loops.append(loop.create_task(self._consume(self._queue(archive_queue(name)), self._archive)))
         for name in self._served:
             loops.append(loop.create_task(self._consume(self._queue(name), self._service.work)))
         stopped = loop.create_task(self._stopping.wait())
@@ -169,6 +175,16 @@ class Worker:
                 task.cancel()
             await asyncio.wait([*loops, stopped])
             await self._wind_up()
+
+    async def _register(self) -> None:
+        """Make the types of states known. Conflict when one of the same version looks different: it needs a higher version."""
+        found: dict[str, StateType] = {}
+        for name, definition in self.workflows.items():
+            if (shape := definition.shape) is not None:
+                shape.check_defaults()
+                known = await Schemas(self.scope).register(shape.type, shape.version, shape.document)
+                found[name] = shape.state_type(known.schemas)
+        self.state_types = found
 
     async def _announce(self) -> None:
         """Say what is served, for those who start workflows by name."""
@@ -185,7 +201,8 @@ class Worker:
             await asyncio.wait(self._tasks)
         for guard in self._guards.values():
             guard.cancel()
-        for queue in (*map(self.queue_of, self._executes), *map(self._queue, self._served)):
+        archiving = (archive_queue(name) for name in self._executes if self.workflows[name].archive)
+        for queue in (*map(self.queue_of, self._executes), *map(self._queue, (*archiving, *self._served))):
             try:
                 await queue.give_back()
             except Error as exc:
@@ -275,6 +292,20 @@ class Worker:
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an execution could not be run", exc_info=error)
+
+    async def _archive(self, message: Message) -> None:
+        """Archive the execution that a message names; whatever fails, it is tried again."""
+        id = _execution_in(message)
+        try:
+            if id is not None:
+                await archive_due(self.scope, self.blobs(), id)
+            await message.ack()
+        except Error as exc:
+            log.warning("execution %s could not be archived, and stays until it is: %s", id, exc)
+            try:
+                await message.release(delay=ARCHIVE_AGAIN_S)
+            except Error as again:
+                log.info("message %s comes back when the lease ends: %s", message.id, again)
 
     async def _work(self, definition: Definition, message: Message) -> None:
         id = _execution_in(message)

@@ -1,7 +1,7 @@
 """Executions of workflows over HTTP: start one by its name, see it, wait for its end, send it a signal, cancel it.
 
 Who may do what the store decides, as it does for everybody: agents start and signal, orchestrators cancel. Starting may be repeated:
-under the same id it starts nothing again. Workers run elsewhere; no code comes over the wire.
+under the same id it starts nothing again; so may signalling, with an Idempotency-Key, also when the server was restarted. Workers run elsewhere; no code comes over the wire.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from msgspec import Meta
 from holdfast.errors import AccessDenied, Conflict, ExecutionFailed, InvalidInput, NotFound, TimedOut
 from holdfast.layers.locks import wait_ms
 from holdfast.layers.workflows.definitions import NAME_BYTES_MAX
-from holdfast.layers.workflows.entries import COMPLETED, ID_BYTES_MAX
+from holdfast.layers.workflows.entries import COMPLETED, ID_BYTES_MAX, check_execution
 from holdfast.layers.workflows.handles import ExecutionHandle, ExecutionView, Workflows
 from holdfast.server.http.endpoint import Call, endpoint
-from holdfast.server.http.shapes import DurationText, InSpace, PageSize, Wire
+from holdfast.server.http.shapes import DurationText, InSpace, PageSize, Repeatable, Wire
 
 ExecutionId = Annotated[
     str,
@@ -174,10 +174,10 @@ async def show_execution(call: Call, path: ExecutionAt, query: EndQuery) -> Exec
 
 
 @endpoint("POST", "/v1/spaces/{space}/executions/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def signal_execution(call: Call, path: ExecutionAt, body: ExecutionSignal) -> ExecutionSent:
-    """Send it a signal. Conflict if it has ended."""
-    handle = await call.space(path.space).workflows.get(path.name)
-    await handle.signal(body.signal, body.value)
+async def signal_execution(call: Call, path: ExecutionAt, headers: Repeatable, body: ExecutionSignal) -> ExecutionSent:
+    """Send it a signal: once, however often the request is repeated with its Idempotency-Key. Conflict if it has ended."""
+    handle = ExecutionHandle(call.space(path.space).workflows, check_execution(path.name))
+    await handle.signal(body.signal, body.value, request_id=headers.request_id)
     return ExecutionSent(handle.id)
 
 
