@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import secrets
 import time
 
 
@@ -18,7 +17,7 @@ class _Source:
         self.renew()
 
     def renew(self) -> None:
-        prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
+        prefix = f"{time.time_ns() // 1_000_000:012x}{os.urandom(5).hex()}"
         self.ids = map(f"{prefix}%08x".__mod__, itertools.count())
 
 

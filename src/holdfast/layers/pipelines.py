@@ -22,14 +22,13 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, sleep_or
+from holdfast.clock import Duration, as_datetime, sleep_or, wait_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Entry, Operation, Put, cursor_at
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound, TaskFailed, TaskPending
 from holdfast.keys import check_name
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.pipeline_states import (
     ITEMS_MAX,
     OPEN,

@@ -20,9 +20,8 @@ read or written about it.
 
 from __future__ import annotations
 
-import random
+import os
 import re
-import secrets
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -85,6 +84,8 @@ class Requeue(msgspec.Struct, frozen=True):
         longest = duration_ms(self.max)
         steps = min(failures - 1, 64)
         delay = min(duration_ms(self.backoff) * self.factor**steps, longest)
+        import random  # only who waits to try again needs it
+
         return max(1, round(delay * (1 + random.uniform(-self.jitter, self.jitter))))  # noqa: S311 - spreads, guards nothing
 
 
@@ -177,7 +178,7 @@ class _Ids:
 
     def next(self, now_ms: int) -> str:
         if self.last >> ID_SHIFT < now_ms:
-            self.last = (now_ms << ID_SHIFT) + _HALF + secrets.randbelow(_HALF // 2)
+            self.last = (now_ms << ID_SHIFT) + _HALF + int.from_bytes(os.urandom(4)) % (_HALF // 2)
         else:
             self.last += 1
         return f"{self.last:0{ID_DIGITS}d}"

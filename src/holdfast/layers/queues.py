@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, duration_ms
+from holdfast.clock import Duration, as_datetime, duration_ms, wait_ms
 from holdfast.codec import decode, encode, integer
 from holdfast.engine import (
     OPERATIONS_MAX,
@@ -50,7 +50,6 @@ from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.dead_letters import DeadLetters
 from holdfast.layers.gathering import Gathering
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.messages import Ending, Message, Part, noting
 from holdfast.layers.queue_entries import (
     DEDUP,
