@@ -3,6 +3,7 @@
     queues/ready/<q>/<rest>            a message that may be taken; its value is the body and nothing else
     queues/delayed/<q>/<rest>          one whose time has not come
     reserved/<q>/<lease>/<rest>        one that a consumer has; under the lease "-", which never lives, a dead letter
+    reserved/<q>/<lease>~/<rest>       one that it took ahead: it may have begun, or not
     consumers/<q>/<lease>              a consumer's lease, kept alive as long as it lives
     depths/<q>/<what>                  how many are ready, delayed, reserved, dead; the registry of queues, too
     dedup/<q>/<key>                    the id of the message that was put under this key, for a window
@@ -15,7 +16,7 @@ one Take, and stands where it would stand had it been put then. An id that the s
 `…/<id>/@<agent>`, so that nobody can make a message that takes the place of another's.
 
 A message keeps its id wherever it goes. How often it failed is the entry's tag; a message that never did has none, so nothing is
-read or written about it.
+read or written about it. One that was taken ahead by a consumer that died has the tag "0".
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ REASONS: Final = Subspace("reasons")
 
 NO_LEASE: Final = "-"
 """Where dead letters are."""
+AHEAD: Final = "~"
+"""Behind a lease: what was taken ahead under it."""
+SUSPECT: Final = "0"
+"""The tag of a message that never failed, as far as anybody knows, and may have begun when its consumer died."""
 STATES: Final = ("ready", "delayed", "reserved", "dead")
 PRIORITY_MIN: Final = -500
 PRIORITY_MAX: Final = 499

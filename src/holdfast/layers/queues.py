@@ -356,9 +356,9 @@ class Queue:
         noted = [] if self.options.on_death == "clear" else [await noting(self, ending, reason)]
         await self.commit(*parts, *noted)
 
-    async def _unbegun(self, entry: Entry, reason: str) -> None:
+    async def _unbegun(self, entry: Entry, tag: str) -> None:
         """A message that was taken ahead goes back to where it was."""
-        await self.commit(*Ending.of(self.name, entry).ready())
+        await self.commit(*Ending.of(self.name, entry).back(tag))
 
     async def ack(self, id: str) -> None:
         """Acknowledge a reserved message by its id; NotFound if it is not reserved."""
