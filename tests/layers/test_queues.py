@@ -26,6 +26,7 @@ from holdfast import (
 from holdfast.engines.memory import MemoryEngine
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.layers.queues import split
 from holdfast.layers.receiving import LINGER_MS
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -162,6 +163,37 @@ async def test_waiting_is_bounded(space: Space, clock: ManualClock) -> None:
         await soon(waiter)
     await queue.put(1)
     assert await take(queue) == 1
+
+
+async def test_who_does_not_wait_is_told_by_a_look_that_began_after_it_came(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = space.queue("orders")
+    receiver = queue._receiver()
+    fetch, looked, put = receiver._fetch, asyncio.Event(), asyncio.Event()
+
+    async def fetch_slowly() -> tuple[int, int]:
+        found = await fetch()
+        looked.set()
+        await put.wait()
+        return found
+
+    monkeypatch.setattr(receiver, "_fetch", fetch_slowly)
+    first = asyncio.create_task(queue.take())
+    await soon(looked.wait())
+    await put_elsewhere(space, "orders", "a")
+    second = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    put.set()
+    with pytest.raises(Empty):
+        await soon(first)
+    assert (await soon(second)).body == "a"
+
+
+async def put_elsewhere(space: Space, name: str, body: str) -> None:
+    """A message put by another process: nobody here is told of it."""
+    operations, conditions = split(space.queue(name).putting(body))
+    await space._scope.commit(operations, conditions)
 
 
 async def test_who_stops_waiting_takes_no_message_with_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,17 +503,23 @@ DEATH = Requeue(attempts=2, backoff="1s", jitter=0)
 async def taking_ahead(store: Store, number: int, *, begin: bool) -> Message | None:
     """One more consumer dies. It worked on another message and had taken ahead what waits; with `begin` it began the first of it."""
     view = store.space("contoso", agent=f"consumer{number}")
-    queue = view.queue("orders", lease="5s", on_death=DEATH, prefetch=8)
+    queue = view.queue("orders", lease="2s", on_death=DEATH, prefetch=8)
     await queue.put("another", priority=5)
     assert await take(queue) == "another"
     begun = await soon(queue.take(wait=0)) if begin else None
     die(view)
+    task = queue._receiver()._task
+    if task is not None:  # a dead process fetches nothing more
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     return begun
 
 
 async def bury(store: Store, clock: ManualClock, number: int) -> None:
     """Somebody finds what the dead one left; what was put off for that is due again."""
-    clock.advance("5s")
+    clock.advance(
+        "2s"
+    )  # its lease has ended; a receiver that only rests would give back no earlier than after LINGER_MS
     receiver = store.space("contoso", agent=f"survivor{number}").queue("orders", on_death=DEATH)._receiver()
     lease = await receiver._hold()
     await receiver._leavings.search(lease.key.rpartition("/")[2], set())

@@ -5,8 +5,8 @@ condition that the other has ended, and fail: one attempt more, with the reason,
 acknowledgement, should it come back to life, is refused, since the message is not where it was; if nobody was there to take it, it
 is acknowledged all the same.
 
-Of those it had taken ahead, `reserved/<q>/<lease>~/`, nobody knows whether they had begun: to write that down for each would cost a
-commit. They go back to the line without an attempt more, with a tag, SUSPECT, that says so. A message with a tag, also one that
+Of those of a consumer that takes some ahead, `reserved/<q>/<lease>~/`, nobody knows whether they had begun: to write that down for each
+would cost a commit, and to take the first ones to another place than the others a tenth of the speed. They go back to the line without an attempt more, with a tag, SUSPECT, that says so. A message with a tag, also one that
 failed before, is written down when it begins: the receiver moves it from the one place to the other before anybody gets it. So
 nobody's death counts against a message that was not begun, however many took it ahead and died, and it does not become a dead
 letter by that; one that does kill its consumers has one death more before it does.

@@ -3,7 +3,7 @@
     queues/ready/<q>/<rest>            a message that may be taken; its value is the body and nothing else
     queues/delayed/<q>/<rest>          one whose time has not come
     reserved/<q>/<lease>/<rest>        one that a consumer has; under the lease "-", which never lives, a dead letter
-    reserved/<q>/<lease>~/<rest>       one that it took ahead: it may have begun, or not
+    reserved/<q>/<lease>~/<rest>       the same of a consumer that takes some ahead: it may have begun, or not
     consumers/<q>/<lease>              a consumer's lease, kept alive as long as it lives
     depths/<q>/<what>                  how many are ready, delayed, reserved, dead; the registry of queues, too
     dedup/<q>/<key>                    the id of the message that was put under this key, for a window

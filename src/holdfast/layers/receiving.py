@@ -3,8 +3,8 @@
 It holds a lease, `consumers/<q>/<lease>`, and takes messages by moving them under it (`Take`), as many at once as somebody waits for
 and are wanted ahead. Those taken ahead have not begun: when the receiver stops, they go back to where they were.
 
-Those somebody waits for go to `reserved/<q>/<lease>/`, those taken ahead to `reserved/<q>/<lease>~/`, and stay there when they are
-handed out, which so costs nothing; only one with a tag is moved to the other place first. `leavings.py` tells what that is for.
+Whoever takes nothing ahead takes to `reserved/<q>/<lease>/`, others to `reserved/<q>/<lease>~/`. There messages stay when they are handed
+out, which so costs nothing; only one with a tag is moved to the other place first. `leavings.py` tells what that is for.
 
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
 delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
@@ -266,6 +266,7 @@ class Receiver:
                         self._ended()
                         return
                     continue
+                impatient = set(self._impatient)  # who comes during this look gets one of its own
                 try:
                     taken, asked = await self._fetch()
                 except Error as exc:
@@ -276,7 +277,7 @@ class Receiver:
                 if taken >= asked:
                     self._stop_watching()  # busy
                 elif self._waiting:
-                    self._refuse_impatient(Empty(NOTHING.format(self.name)))
+                    self._refuse_impatient(impatient, Empty(NOTHING.format(self.name)))
                     if any(not reply.done() for reply in self._waiting):
                         await self._sleep()
         except asyncio.CancelledError:
@@ -296,11 +297,11 @@ class Receiver:
                 self.held[entry.key] = None
                 reply.set_result(entry)
 
-    def _refuse_impatient(self, exc: Error) -> None:
-        for reply in self._impatient:
+    def _refuse_impatient(self, impatient: set[asyncio.Future[Entry]], exc: Error) -> None:
+        for reply in impatient:
             if not reply.done():
                 reply.set_exception(exc)
-        self._impatient.clear()
+        self._impatient -= impatient
 
     def _refuse_all(self, exc: BaseException) -> None:
         for reply in self._waiting:
@@ -318,7 +319,7 @@ class Receiver:
         elif not isinstance(exc, RateLimitExceeded):
             self._refuse_all(exc)
             return
-        self._refuse_impatient(exc)
+        self._refuse_impatient(set(self._impatient), exc)
         log.warning("messages of queue %s could not be taken; it is tried again: %s", self.name, exc)
         pause_ms = round(exc.retry_after * 1000) if isinstance(exc, RateLimitExceeded) else RETRY_MS
         clock = self.scope.clock
@@ -447,25 +448,21 @@ class Receiver:
                 operations.append(self._promoting(pp, now, n))
                 room -= n
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        waiting = sum(not reply.done() for reply in self._waiting) - len(self._ahead)
-        begin = min(asked, max(0, waiting)) if self.prefetch else asked
-        numbers = ((self._prefix(lease), begin), (self._ahead_prefix(lease), asked - begin))
-        takes = [Take(ready_prefix(self.name), target, n, None, *counters) for target, n in numbers if n]
-        receipt = await self._commit((*operations, *takes), (Present(lease.key),))
-        taken = self._keep(receipt, len(takes))
+        target = self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
+        take = Take(ready_prefix(self.name), target, asked, None, *counters)
+        receipt = await self._commit((*operations, take), (Present(lease.key),))
+        taken = self._keep(receipt)
         if operations:
             await self._look_for_delayed()
         return taken
 
-    def _keep(self, receipt: Receipt, takes: int = 1) -> int:
-        """What the last operations, Takes, have given; tells how many."""
+    def _keep(self, receipt: Receipt) -> int:
+        """What the last operation, a Take, has given; tells how many."""
+        entries = receipt.results[-1]
+        assert isinstance(entries, list)  # noqa: S101 - what a Take gives
         self._took_at = receipt.version
-        count = 0
-        for entries in receipt.results[-takes:]:
-            assert isinstance(entries, list)  # noqa: S101 - what a Take gives
-            self._ahead.extend(entry for entry in entries if entry.key not in self.held)
-            count += len(entries)
-        return count
+        self._ahead.extend(entry for entry in entries if entry.key not in self.held)
+        return len(entries)
 
     def _promoting(self, pp: str, now: int, n: int) -> Take:
         """Those that are due stand in line from now on, where they would stand had they come when they were due."""
