@@ -1,8 +1,8 @@
 """How many no-op messages a second are put, reserved and completed, beside other queues on the same store? How fast is a bulk put?
 
 Durable and at least once, 32 in flight: 32 tasks of one process each put a message, reserve one, and complete it. The peers do the same with
-what they have (`queue_peers.py`), in turns of the same run. Beside each: how many one task alone does. The bulk put is `put_many`
-without order, on SQLite.
+what they have (`queue_peers.py`), in turns of the same run. Then the same with one message at a time, ours and theirs, in lines without a
+goal. The bulk put is `put_many` without order, on SQLite.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 import holdfast
@@ -45,27 +46,21 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
             store = holdfast.open(url)
             async with store:
                 queue = store.space("bench", agent="worker").queue("work", prefetch=IN_FLIGHT)
-                contenders: dict[str, Turn] = {"ours": _turn(queue, IN_FLIGHT)}
+                contenders: dict[str, dict[int, Turn]] = {"ours": {n: _turn(queue, n) for n in (IN_FLIGHT, 1)}}
                 for name in peers:
                     try:
                         command = [str(environment()), queue_peers.__file__, name, place(name)]
-                        contenders[name] = stack.enter_context(peer(name, command))
+                        turn = stack.enter_context(peer(name, command))
+                        contenders[name] = {n: partial(turn, in_flight=n) for n in (IN_FLIGHT, 1)}
                     except (OSError, subprocess.SubprocessError) as exc:
                         print(f"# {name} is left out: {exc}", file=sys.stderr)
-                rates = await take_turns(plan, contenders)
-                alone = await take_turns(plan, {"alone": _turn(queue, 1)})
-                for name in peers:
-                    if name in rates:
-                        goal = Goal("ratio", "at least", peers[name])
-                        yield compare(
-                            f"queues_{kind}",
-                            rates["ours"],
-                            rates[name],
-                            name,
-                            goal,
-                            "messages/s",
-                            alone=alone["alone"].median,
-                        )
+                for in_flight, bench in ((IN_FLIGHT, f"queues_{kind}"), (1, f"queues_{kind}_one_at_a_time")):
+                    turns = {name: ways[in_flight] for name, ways in contenders.items()}
+                    rates = await take_turns(plan, turns)
+                    for name in peers:
+                        if name in rates:
+                            goal = Goal("ratio", "at least", peers[name]) if in_flight > 1 else None
+                            yield compare(bench, rates["ours"], rates[name], name, goal, "messages/s")
                 if kind == "sqlite":
                     yield await _bulk(plan, store)
 
@@ -122,8 +117,8 @@ def _place(kind: str, plan: Plan, stack: ExitStack) -> tuple[str, Callable[[str]
 
 
 @contextmanager
-def peer(name: str, command: list[str]) -> Iterator[Turn]:
-    """A peer that takes its turns as long as this lasts."""
+def peer(name: str, command: list[str]) -> Iterator[Callable[..., Awaitable[float]]]:
+    """A peer that takes its turns as long as this lasts; what it says of itself when it is ready is shown."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -131,8 +126,8 @@ def peer(name: str, command: list[str]) -> Iterator[Turn]:
     assert process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
 
-    async def turn(seconds: float) -> float:
-        stdin.write(f"{seconds}\n")
+    async def turn(seconds: float, in_flight: int | None = None) -> float:
+        stdin.write(f"{seconds}\n" if in_flight is None else f"{seconds} {in_flight}\n")
         stdin.flush()
         answer = await asyncio.to_thread(stdout.readline)
         if not answer:
@@ -140,8 +135,11 @@ def peer(name: str, command: list[str]) -> Iterator[Turn]:
         return float(answer)
 
     try:
-        if stdout.readline().strip() != "ready":
+        is_ready, _, words = stdout.readline().strip().partition(" ")
+        if is_ready != "ready":
             raise OSError(f"it ended with {process.wait(READY_S)}")
+        if words:
+            print(f"# {name}: {words}", file=sys.stderr)
         yield turn
     finally:
         process.kill()

@@ -223,7 +223,7 @@ COMMON = ("store", "space", "agent", "json", "token")
 
 def cli_reference() -> str:
     """The page about the command line, from its own help."""
-    from holdfast.cli.app import root
+    from holdfast.cli.guidance import root
 
     top = root()
     lines = [

@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import store as _store
 from holdfast.layers.audit import Audit as _Audit
@@ -43,12 +43,16 @@ from holdfast.layers.records import RecordTransaction as _RecordTransaction
 from holdfast.layers.schemas import Schemas as _Schemas
 from holdfast.layers.standings import Locks as _Locks
 from holdfast.layers.task_handle import TaskHandle as _TaskHandle
+from holdfast.layers.task_launch import ManagerInfo
 from holdfast.layers.tasks import Tasks as _Tasks
 from holdfast.layers.workflows.handles import ExecutionHandle as _ExecutionHandle
 from holdfast.layers.workflows.handles import Workflows as _Workflows
 from holdfast.layers.workflows.schedules import Schedules as _Schedules
 from holdfast.layers.workflows.worker import Worker as _Worker
 from holdfast.space import Space as _Space
+
+if TYPE_CHECKING:
+    from holdfast.manager.options import ManagerOptions
 
 T = TypeVar("T")
 
@@ -260,3 +264,11 @@ def open(url: str, **options: Any) -> Store:
     except BaseException:
         loop.close()
         raise
+
+
+def ensure_manager(space: Blocking, options: ManagerOptions | None = None, **changes: Any) -> ManagerInfo:
+    """See that a manager serves this space on this host, as `holdfast.ensure_manager` does."""
+    from holdfast.manager.starting import ensure_manager
+
+    info: ManagerInfo = space._loop.run(ensure_manager(space._inner, options, **changes))
+    return info

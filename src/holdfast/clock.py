@@ -124,6 +124,11 @@ def optional_ms(value: Duration | None, *, name: str = "ttl") -> int | None:
     return None if value is None else duration_ms(value, name=name)
 
 
+def wait_ms(wait: Duration | None) -> int | None:
+    """How long to wait for something: 0 not at all, None as long as it takes."""
+    return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
+
+
 def as_datetime(at_ms: int) -> datetime:
     """An engine's instant as people read it: always aware, always UTC."""
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC)

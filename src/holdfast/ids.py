@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import secrets
 import time
 
 _FIRST = 0x1000_0000
@@ -21,7 +20,7 @@ class _Source:
         self.renew()
 
     def renew(self) -> None:
-        self.prefix = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"
+        self.prefix = f"{time.time_ns() // 1_000_000:012x}{os.urandom(5).hex()}"
         self.numbers = itertools.count(_FIRST)
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.clock import Duration, duration_ms
+from holdfast.clock import Duration, duration_ms, wait_ms
 from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.identity import Secret
@@ -326,7 +326,7 @@ class Space:
         units: int = 1,
         shared: bool = False,
     ) -> Wanted:
-        from holdfast.layers.locks import Wanted, ttl_of, wait_ms
+        from holdfast.layers.locks import Wanted, ttl_of
 
         times = ttl_of(ttl, profile), wait_ms(wait)
         return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)

@@ -9,7 +9,6 @@ Opening starts the caretaker, closing stops it and finishes what was accepted.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,8 @@ from holdfast.middleware.creation import CreatedOnFirstUse
 from holdfast.space import Origin, Space, check_agent, check_space
 
 if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
     from holdfast.layers.caretaker import Caretaker
     from holdfast.layers.coordination import Coordination
     from holdfast.layers.standings import Locks
@@ -124,7 +125,7 @@ class Store:
         self._redaction = redaction
         self._blobs = blobs
         self._durability: Durability | None = durability
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryDirectory[str] | None = None
         self._background = background
         self._token = token
         self._options = cache
@@ -386,6 +387,8 @@ class Store:
 
     def _blob_folder(self) -> Path:
         if self._blobs is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-blobs-")
+            from tempfile import TemporaryDirectory
+
+            self._temporary = TemporaryDirectory(prefix="holdfast-blobs-")
             self._blobs = Path(self._temporary.name)
         return self._blobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -64,17 +65,34 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
     assert cli("--version", "--json").json == {"version": holdfast.__version__}
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["get", "k"], ["set", "k", "1"], ["keys"], ["status"]], ids=" ".join
-)
-def test_what_is_slow_to_load_is_not_loaded(cli: Cli, folder: Path, words: list[str]) -> None:
-    cli("set", "k", "1")
+NEVER = ("rich", "pydantic", "unittest", "email")
+NOT_FOR_A_PLAIN_CALL = ("typer", "random", "tempfile", "shutil", "difflib", "uvloop", "redis", "asyncpg")
+
+
+def loaded_by(words: list[str], names: tuple[str, ...], folder: Path) -> list[str]:
     code = (
         "import sys; from holdfast.cli import main; code = main(sys.argv[1:]); "
-        "print([name for name in ('rich', 'pydantic', 'unittest', 'email') if name in sys.modules]); sys.exit(code)"
+        f"print([name for name in {names!r} if name in sys.modules]); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=folder, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    return json.loads(done.stdout.splitlines()[-1].replace("'", '"'))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]], ids=" ".join)
+def test_what_is_slow_to_load_is_not_loaded(folder: Path, words: list[str]) -> None:
+    assert loaded_by(words, NEVER, folder) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["get", "k"], ["set", "k", "1"], ["keys"], ["status"], ["run", "--", "true"]], ids=" ".join
+)
+def test_a_plain_call_loads_neither_typer_nor_what_only_others_need(cli: Cli, folder: Path, words: list[str]) -> None:
+    cli("set", "k", "1")
+    try:
+        assert loaded_by(words, NEVER + NOT_FOR_A_PLAIN_CALL, folder) == []
+    finally:
+        if "run" in words:
+            cli("manager", "stop", "--kill")
 
 
 def test_the_command_is_installed(folder: Path) -> None:

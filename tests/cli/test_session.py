@@ -97,3 +97,18 @@ def test_reads_of_a_space_that_asks_for_it_are_audited(cli: Cli) -> None:
     [told, looked] = cli("--space", "strict", "audit", "--outcome", "read", "--json").json_lines
     assert (looked["actor"], looked["operation"]) == ("cli", "watch"), "whoever reads the audit is in it too"
     assert (told["actor"], told["operation"], told["key"]) == ("nosy", "get", "records/k")
+
+
+def test_rule_54_there_is_one_store_per_context_by_default_under_the_projects_folder(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projects = [folder / "one", folder / "two"]
+    for project in projects:
+        inner = project / "src" / "deep"
+        inner.mkdir(parents=True)
+        (project / ".git").mkdir()
+        monkeypatch.chdir(inner)
+        cli("set", "project", project.name)
+        monkeypatch.chdir(project)
+        assert cli("get", "project").out == f"{project.name}\n"
+    assert sorted(folder.rglob("*.db")) == [project / ".holdfast" / "store.db" for project in projects]

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Conflict, InvalidInput, NotFound, Space, TaskFailed, TaskOutcome, TaskPending
+from holdfast import (
+    Conflict,
+    InvalidInput,
+    ManualClock,
+    NotFound,
+    Space,
+    Store,
+    TaskFailed,
+    TaskOutcome,
+    TaskPending,
+)
+from holdfast.codec import decode
+from holdfast.layers import pipelines as pipelines_module
 from holdfast.layers.pipeline_states import PipelineSpec
+from holdfast.layers.task_collector import collect_tasks
 from holdfast.layers.task_ledger import TaskLedger
-from tests.layers.works import begun, mortal, soon
+from tests.layers.works import begun, mortal, request, soon
+
+MIB = 1024 * 1024
 
 THREE = {
     "name": "nightly",
@@ -70,6 +86,78 @@ async def test_results_flow_from_stage_to_stage_and_fan_out_over_items(space: Sp
     assert (await handle.state()).status == "completed"
     assert await pipelines.advance() == 0
     assert [state.id for state in await space.tasks.pipelines.list()] == [handle.id]
+
+
+TWO = {
+    "name": "large",
+    "stages": [{"name": "make", "spec": {"function": "jobs:make"}}, {"name": "use", "spec": {"function": "jobs:use"}}],
+}
+
+
+async def test_a_result_of_ten_mib_flows_to_the_next_stage_through_a_blob(
+    store: Store, space: Space, boss: Space, clock: ManualClock
+) -> None:
+    large = ["x" * MIB] * 10
+    handle = await space.tasks.pipelines.start(TWO)
+    pipelines = boss.tasks.pipelines
+    async with mortal(boss) as (ledger, view, _):
+        await pipelines.advance()
+        await ledger.finished(await begun(view, ledger), TaskOutcome("completed", result=large))
+        await pipelines.advance()
+        [waits] = await space.tasks.list(status="created")
+        launch = await begun(view, ledger)
+        assert launch.message == large
+        assert (launch.raw, launch.tid) == (b"null", waits.tid)
+        await ledger.finished(launch, TaskOutcome("completed", result=len(launch.message)))
+        await pipelines.advance()
+    assert await handle.result(wait=0) == 10
+    assert waits.link is not None
+    assert waits.link.input is not None
+    await boss.blobs.sweep(grace="1ms")
+    assert decode(await space.blobs.read(waits.link.input)) == large
+    clock.advance("9d")
+    assert await collect_tasks(boss._scope.engine, "contoso", clock.now_ms()) > 0
+    left = await boss._scope.engine.scan("contoso", f"blobs/{waits.link.input.sha256}/")
+    assert left.entries == []
+
+
+async def test_a_task_whose_large_input_is_gone_fails_and_says_so(space: Space, boss: Space) -> None:
+    handle = await space.tasks.pipelines.start(TWO)
+    async with mortal(boss) as (ledger, view, _):
+        await boss.tasks.pipelines.advance()
+        await ledger.finished(await begun(view, ledger), TaskOutcome("completed", result="x" * (5 * MIB)))
+        await boss.tasks.pipelines.advance()
+        [waits] = await space.tasks.list(status="created")
+        assert waits.link is not None
+        assert waits.link.input is not None
+        Path(space.blobs.path(waits.link.input)).unlink()
+        assert await ledger.spawning(await request(view)) is None
+        await boss.tasks.pipelines.advance()
+    assert "its input cannot be read" in str((await (await space.tasks.get(waits.tid)).state()).reason)
+    assert (await handle.state()).status == "failed"
+
+
+async def test_what_is_too_much_to_flow_fails_the_pipeline(
+    space: Space, boss: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines_module, "FLOW_BYTES_MAX", 100)
+    handle = await space.tasks.pipelines.start(TWO)
+    async with mortal(boss) as (ledger, view, _):
+        await boss.tasks.pipelines.advance()
+        await ledger.finished(await begun(view, ledger), TaskOutcome("completed", result="x" * 200))
+        await boss.tasks.pipelines.advance()
+    with pytest.raises(TaskFailed, match="'make' gave 202 bytes; 100 can flow to the next"):
+        await handle.result(wait=0)
+
+
+async def test_many_large_items_are_submitted_in_several_steps(space: Space, boss: Space) -> None:
+    spec = {**TWO, "stages": [TWO["stages"][0], {**TWO["stages"][1], "each": "make"}]}  # type: ignore[index,dict-item]
+    handle = await space.tasks.pipelines.start(spec)
+    async with mortal(boss) as (ledger, view, _):
+        await boss.tasks.pipelines.advance()
+        await ledger.finished(await begun(view, ledger), TaskOutcome("completed", result=["x" * (3 * MIB)] * 7))
+        assert await boss.tasks.pipelines.advance() == 3
+    assert len((await handle.state()).stages["use"].parts) == 7
 
 
 async def test_a_pipeline_runs_by_itself_where_managers_follow_it(space: Space, boss: Space) -> None:

@@ -28,6 +28,7 @@ from holdfast import (
 from holdfast.engines.memory import MemoryEngine
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.layers.queues import split
 from holdfast.layers.receiving import LINGER_MS
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -164,6 +165,37 @@ async def test_waiting_is_bounded(space: Space, clock: ManualClock) -> None:
         await soon(waiter)
     await queue.put(1)
     assert await take(queue) == 1
+
+
+async def test_who_does_not_wait_is_told_by_a_look_that_began_after_it_came(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = space.queue("orders")
+    receiver = queue._receiver()
+    fetch, looked, put = receiver._fetch, asyncio.Event(), asyncio.Event()
+
+    async def fetch_slowly() -> tuple[int, int]:
+        found = await fetch()
+        looked.set()
+        await put.wait()
+        return found
+
+    monkeypatch.setattr(receiver, "_fetch", fetch_slowly)
+    first = asyncio.create_task(queue.take())
+    await soon(looked.wait())
+    await put_elsewhere(space, "orders", "a")
+    second = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    put.set()
+    with pytest.raises(Empty):
+        await soon(first)
+    assert (await soon(second)).body == "a"
+
+
+async def put_elsewhere(space: Space, name: str, body: str) -> None:
+    """A message put by another process: nobody here is told of it."""
+    operations, conditions = split(space.queue(name).putting(body))
+    await space._scope.commit(operations, conditions)
 
 
 async def test_who_stops_waiting_takes_no_message_with_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,6 +559,86 @@ async def test_a_message_whose_consumers_all_die_becomes_a_dead_letter_with_its_
     assert (dead.attempts, await depths(survivor)) == (3, (0, 0, 0, 1))
 
 
+DEATH = Requeue(attempts=2, backoff="1s", jitter=0)
+
+
+async def taking_ahead(store: Store, number: int, *, begin: bool) -> Message | None:
+    """One more consumer dies. It worked on another message and had taken ahead what waits; with `begin` it began the first of it."""
+    view = store.space("contoso", agent=f"consumer{number}")
+    queue = view.queue("orders", lease="2s", on_death=DEATH, prefetch=8)
+    await queue.put("another", priority=5)
+    assert await take(queue) == "another"
+    begun = await soon(queue.take(wait=0)) if begin else None
+    die(view)
+    task = queue._receiver()._task
+    if task is not None:  # a dead process fetches nothing more
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return begun
+
+
+async def bury(store: Store, clock: ManualClock, number: int) -> None:
+    """Somebody finds what the dead one left; what was put off for that is due again."""
+    clock.advance(
+        "2s"
+    )  # its lease has ended; a receiver that only rests would give back no earlier than after LINGER_MS
+    receiver = store.space("contoso", agent=f"survivor{number}").queue("orders", on_death=DEATH)._receiver()
+    lease = await receiver._hold()
+    await receiver._leavings.search(lease.key.rpartition("/")[2], set())
+    clock.advance("5s")
+
+
+async def test_a_message_that_was_only_taken_ahead_never_fails_however_many_consumers_die(
+    store: Store, clock: ManualClock
+) -> None:
+    queue = store.space("contoso", agent="sender").queue("orders")
+    await queue.put_many(["a", "b"])
+    for number in range(5):
+        await taking_ahead(store, number, begin=False)
+        assert await depths(queue) == (0, 0, 2, 0)
+        await bury(store, clock, number)
+        assert [(each.body, each.attempts, each.state) for each in await queue.peek()] == [
+            ("a", 0, "ready"),
+            ("b", 0, "ready"),
+        ]
+        assert await depths(queue) == (2, 0, 0, 0)
+    async with queue.reserve() as message:
+        assert (message.body, message.attempts, message.is_redelivered) == ("a", 0, True)
+
+
+async def test_a_message_that_was_taken_ahead_and_kills_its_consumers_becomes_a_dead_letter_alone(
+    store: Store, clock: ManualClock
+) -> None:
+    queue = store.space("contoso", agent="sender").queue("orders")
+    await queue.put("poison", priority=1)
+    await queue.put("innocent")
+    for number in range(3):
+        begun = await taking_ahead(store, number, begin=True)
+        assert begun is not None
+        assert (begun.body, begun.attempts) == ("poison", max(0, number - 1))
+        await bury(store, clock, number)
+    [dead] = await queue.dead.list()
+    assert (dead.body, dead.attempts) == ("poison", 2)
+    assert [each.reason for each in dead.reasons] == ["its consumer died"] * 2
+    assert [(each.body, each.attempts) for each in await queue.peek()] == [("innocent", 0)]
+    assert await depths(queue) == (1, 0, 0, 1)
+
+
+async def test_a_message_that_failed_is_acknowledged_and_given_back_also_when_it_was_taken_ahead(space: Space) -> None:
+    queue = space.queue("orders", prefetch=8, on_error="release")
+    await queue.put_many(["a", "b"])
+    for body in ("a", "b"):
+        message = await queue.take()
+        assert message.body == body
+        await message.fail("not now")
+    first, second = await queue.take(), await queue.take()
+    assert [(each.body, each.attempts) for each in (first, second)] == [("a", 1), ("b", 1)]
+    await first.ack()
+    await second.release()
+    assert [(each.body, each.attempts) for each in await queue.peek()] == [("b", 1)]
+    assert await depths(queue) == (1, 0, 0, 0)
+
+
 async def test_a_paused_consumer_whose_message_nobody_took_may_still_finish_it(
     space: Space, clock: ManualClock
 ) -> None:
@@ -545,7 +657,8 @@ async def test_nothing_is_taken_from_a_consumer_that_lives_although_it_seemed_de
     receiver = other.queue("orders")._receiver()
     lease = await receiver._hold()
     before = await everything(space)
-    await receiver._reclaim(lease, message.key.split("/")[2])  # who looked before it came would believe so
+    mine = lease.key.rpartition("/")[2]
+    await receiver._leavings.reclaim(mine, message.key.split("/")[2])  # who looked before it came would believe so
     assert await everything(space) == before
     await message.ack()
 

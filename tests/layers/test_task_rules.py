@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ from holdfast import (
     TaskSpec,
 )
 from holdfast.clock import as_datetime
-from holdfast.engine import Present, Put, VersionIs
+from holdfast.engine import Batch, Present, Put, VersionIs
+from holdfast.layers.task_collector import collect_tasks
 from holdfast.layers.task_states import (
     ENDED,
     STATUSES,
@@ -35,6 +38,18 @@ from holdfast.layers.task_states import (
 )
 from tests.layers.conftest import everything
 from tests.layers.works import ADD, BROKEN, DONE, TRUE, begun, die, done, log_of, mortal, request, soon, taken
+
+RULES = 56
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_every_rule_of_tasks_has_a_test_by_its_number() -> None:
+    named: set[int] = set()
+    for file in TESTS.rglob("test_*.py"):
+        for words in re.findall(r"def test_(?:rule_)?(\d+(?:_(?:and_|to_)?\d+)*)_", file.read_text()):
+            for first, last in re.findall(r"(\d+)(?:_to_(\d+))?", words):
+                named |= set(range(int(first), int(last or first) + 1))
+    assert sorted(set(range(1, RULES + 1)) - named) == []
 
 
 def state(status: TaskStatus, **fields: Any) -> TaskState:
@@ -389,6 +404,30 @@ async def test_rule_55_spaces_are_isolated(store: Store, space: Space) -> None:
     with pytest.raises(NotFound):
         await other.tasks.get(handle.tid)
     assert await other.tasks.list() == []
+
+
+async def test_rule_56_cleanup_removes_only_what_is_named(
+    store: Store, space: Space, boss: Space, clock: ManualClock
+) -> None:
+    ended, living = await space.tasks.submit(TRUE), await space.tasks.submit(TRUE)
+    other = await store.space("fabrikam", agent="market").tasks.submit(TRUE)
+    await ended.stop()
+    await other.stop()
+    await space.records.set("kept", 1)
+    await space.queue("orders").put("kept")
+    clock.advance("8d")
+    engine = getattr(space._scope.engine, "inner", space._scope.engine)
+    before = {entry.key for entry in (await engine.scan(space.name, "")).entries}
+    assert await collect_tasks(engine, space.name, clock.now_ms()) == 1
+    await engine.commit(space.name, Batch("holdfast"))
+    after = {entry.key for entry in (await engine.scan(space.name, "")).entries}
+    assert all(ended.tid in key for key in before - after)
+    assert not any(ended.tid in key for key in after)
+    assert await living.status() == "created"
+    assert await space.records.get("kept") == 1
+    assert [each.body for each in await space.queue("orders").peek()] == ["kept"]
+    theirs = (await engine.scan("fabrikam", "tasks/finished/")).entries
+    assert [entry.key.rpartition("/")[2] for entry in theirs] == [other.tid]
 
 
 async def test_rule_4_a_state_is_written_by_compare_and_set_alone(space: Space, boss: Space) -> None:

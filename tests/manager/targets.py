@@ -81,3 +81,11 @@ def double(number: int) -> int:
 
 def total(values: list[int]) -> int:
     return sum(values)
+
+
+def letters(count: int) -> str:
+    return "x" * count
+
+
+def length(text: str) -> int:
+    return len(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import Limits, TaskFailed, TaskRetry, TaskSpec
+from holdfast import Limits, TaskFailed, TaskRetry, TaskSpec, blocking
 from holdfast.layers.task_states import replay
 from tests.manager.conftest import Served, running, until
 from tests.processes.conftest import is_alive
@@ -79,6 +79,8 @@ async def test_25_and_43_a_timeout_is_enforced_within_a_second_and_exits_with_12
     handle = await served.space.tasks.submit(TaskSpec(command=("sleep", "60"), timeout=0.2))
     state = await handle.wait("20s")
     assert (state.status, state.return_code) == ("timeout", 124)
+    assert state.stop is not None
+    assert (state.stop.reason, state.stop.by) == ("timeout", None)
     assert time.monotonic() - began < 5  # a second, on a machine that has nothing else to do
 
 
@@ -88,7 +90,57 @@ async def test_22_memory_above_the_limit_ends_the_tree_as_killed(served: Served)
     state = await (await served.space.tasks.submit(spec)).wait("30s")
     assert state.status == "killed"
     assert "memory" in (state.reason or "")
+    assert state.stop is not None
+    assert state.stop.reason == "memory"
     assert (state.peak_memory_mb or 0) > 60
+
+
+async def test_22_files_above_the_limit_end_the_tree_as_killed_and_the_state_says_why(served: Served) -> None:
+    program = "import time; x = [open('/dev/null') for _ in range(60)]; time.sleep(30)"
+    spec = TaskSpec(command=(sys.executable, "-c", program), limits=Limits(max_fds=30))
+    handle = await served.space.tasks.submit(spec)
+    state = await handle.wait("30s")
+    assert state.stop is not None
+    assert (state.status, state.stop.reason) == ("killed", "fds")
+    assert replay([event async for event in handle.events()]) == state
+
+
+async def test_21_and_23_usage_is_measured_on_the_tree_and_is_never_above_its_peak(served: Served) -> None:
+    """The child of a wrapper that waits for it has the memory; the wrapper has next to none."""
+    program = "import time; x = bytearray(60 * 2**20); print('ready', flush=True); time.sleep(60)"
+    spec = TaskSpec(command=("sh", "-c", f'{sys.executable} -c "{program}"; true'), stream_output=True)
+    handle = await served.space.tasks.submit(spec)
+    async for chunk in handle.stream():
+        if b"ready" in chunk.data:
+            break
+    told = (await handle.control("STATUS")).details
+    assert told["processes"] >= 2
+    assert 50 < told["memory_mb"] <= told["peak_memory_mb"]
+    await handle.kill()
+    state = await handle.state()
+    assert (state.peak_memory_mb or 0) >= told["memory_mb"]
+
+
+async def test_a_manager_is_ensured_without_await_too(served: Served) -> None:
+    def program() -> None:
+        with blocking.open(served.url) as store:
+            space = store.space(served.space.name, agent="waiter")
+            assert blocking.ensure_manager(space, idle="1m") == served.info
+            assert space.tasks.submit(TaskSpec(function="math:sqrt", args=[9])).result("20s") == 3
+
+    await asyncio.to_thread(program)
+
+
+async def test_a_result_of_ten_mib_flows_to_the_next_stage(served: Served) -> None:
+    stages = [
+        {"name": "make", "spec": {"function": f"{HERE}:letters"}},
+        {"name": "count", "spec": {"function": f"{HERE}:length"}},
+        {"name": "read", "after": "make", "spec": {"command": ["wc", "-c"]}},
+    ]
+    handle = await served.space.tasks.pipelines.start({"name": "large", "stages": stages}, 10 * 2**20)
+    assert await handle.result("60s") == 10 * 2**20 + len('""\n')
+    state = await handle.state()
+    assert await handle.stage_result("count", state.stages["count"]) == 10 * 2**20
 
 
 async def test_24_the_target_runs_once_per_delivery(served: Served, tmp_path: Path) -> None:

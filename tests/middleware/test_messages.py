@@ -99,6 +99,30 @@ async def test_what_a_dead_consumer_left_can_be_taken_and_what_a_living_one_has_
         await alice.commit(SPACE, batch("alice", Delete(HIS + hers.removeprefix(HERS))))
 
 
+async def test_what_was_taken_ahead_begins_only_under_the_same_lease_of_one_s_own() -> None:
+    keeper = Keeper()
+    _, alice, mallory = await reserving(keeper)
+    ahead = f"reserved/in/{ALICE}~/"
+    await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", ahead)))
+    [key] = await keeper.entries(ahead)
+    rest = key.removeprefix(ahead)
+    before = await keeper.entries()
+    for engine, agent, operations in (
+        (mallory, "mallory", (Delete(key), Put(HERS + rest, b'"x"'))),  # begin it for her
+        (mallory, "mallory", (Delete(key), Put(HIS + rest, b'"x"'))),  # take it from her
+        (mallory, "mallory", (Take(ahead, HIS),)),
+        (alice, "alice", (Put(HERS + rest, b'"x"'),)),  # have it twice
+        (alice, "alice", (Delete(key), Put(HIS + rest, b'"x"'))),  # press it on him
+        (alice, "alice", (Delete(key), Put(HERS + rest, b'"x"', 1000))),  # let it vanish
+        (alice, "alice", (Delete(key), Put(f"reserved/in/{ALICE}~~/{rest}", b'"x"'))),
+    ):
+        with pytest.raises(AccessDenied):
+            await engine.commit(SPACE, batch(agent, *operations))
+        assert await keeper.entries() == before
+    await alice.commit(SPACE, batch("alice", Delete(key), Put(HERS + rest, b'"x"', None, "0"), when=(Present(key),)))
+    assert HERS + rest in await keeper.entries(HERS)
+
+
 async def test_a_lease_that_has_ended_takes_nothing() -> None:
     keeper = Keeper()
     _, alice, _ = await reserving(keeper)

@@ -1,8 +1,9 @@
 """The command line: `holdfast get`, `set`, `watch`, `audit`, `export`, `doctor` and the rest.
 
 One file per topic holds the commands; `app.py` loads only the topic that is asked for, so that a command starts quickly.
-`command.py` gives every command the same five options, before or after its name. `session.py` finds and opens the store,
-`output.py` is everything that is printed, `values.py` everything that is read from a person.
+`command.py` is how commands are declared, each with the same five options. `calling.py` reads a plain call; all others, and
+help, are typer's (`guidance.py`). `session.py` finds and opens the store, `output.py` is everything that is printed, `values.py`
+everything that is read from a person.
 
 This module is the boundary: whatever happens becomes an exit code, and one sentence on stderr when it is an error. 0 is
 success, 2 a wrong call, 130 Ctrl-C, 141 a reader that went away; every error of the library has its own (`errors.py`).
@@ -59,9 +60,24 @@ def _main(args: list[str]) -> int:
 
 
 def _run(args: list[str]) -> int:
+    from holdfast.cli.calling import read
+    from holdfast.cli.command import Ended
+
+    try:
+        call = read(args)
+        if call is None:
+            return _guided(args)
+        call.run()
+    except Ended as end:
+        return end.code
+    return 0
+
+
+def _guided(args: list[str]) -> int:
+    """The same with typer, which tells what a call can be and what is wrong with one."""
     import typer
 
-    from holdfast.cli.app import root
+    from holdfast.cli.guidance import root
 
     try:
         code = root().main(args=args, prog_name="holdfast", standalone_mode=False)

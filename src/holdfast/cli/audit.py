@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.clock import SystemClock, as_datetime
 from holdfast.errors import Damaged, NotFound
@@ -25,33 +24,33 @@ from holdfast.store import Store
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="audit")
+app.add(commands, "audit")
 
 
 @group(commands)
 async def audit(
     session: Session,
-    actor: Annotated[str | None, typer.Option(metavar="NAME", help="Only what this agent did.")] = None,
+    actor: Annotated[str | None, Option(metavar="NAME", help="Only what this agent did.")] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="PREFIX", help="Only names, or full keys such as lists/…, that begin like this."),
+        Option(metavar="PREFIX", help="Only names, or full keys such as lists/…, that begin like this."),
     ] = None,
     operation: Annotated[
-        str | None, typer.Option(metavar="OP", help="Only put, delete, increment, push, expire, get, scan …")
+        str | None, Option(metavar="OP", help="Only put, delete, increment, push, expire, get, scan …")
     ] = None,
     outcome: Annotated[
-        str | None, typer.Option(metavar="OUTCOME", help="Only committed, expired, denied, read or lost.")
+        str | None, Option(metavar="OUTCOME", help="Only committed, expired, denied, read or lost.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From then on: an ISO time, or 1h for an hour ago.")
+        str | None, Option(metavar="TIME", help="From then on: an ISO time, or 1h for an hour ago.")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before then, in the same forms.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
+    until: Annotated[str | None, Option(metavar="TIME", help="Before then, in the same forms.")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
     count: Annotated[
         str | None,
-        typer.Option("-n", "--count", metavar="N", help="The newest so many; with --follow, end after so many."),
+        Option("-n", "--count", metavar="N", help="The newest so many; with --follow, end after so many."),
     ] = None,
-    system: Annotated[bool, typer.Option("--system", help="The store's own audit: spaces that were dropped.")] = False,
+    system: Annotated[bool, Option("--system", help="The store's own audit: spaces that were dropped.")] = False,
 ) -> None:
     """Print who did what, or verify and seal it.
 
@@ -94,7 +93,7 @@ async def audit(
 async def verify(
     session: Session,
     expect: Annotated[
-        str | None, typer.Option(metavar="HASH", help="A head hash noted earlier; it must still be in the chain.")
+        str | None, Option(metavar="HASH", help="A head hash noted earlier; it must still be in the chain.")
     ] = None,
 ) -> None:
     """Prove that nobody changed the audit.

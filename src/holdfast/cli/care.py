@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Ended, command, topic
 from holdfast.cli.session import Session, opened
 
 app = topic()
@@ -18,7 +17,7 @@ app = topic()
 async def doctor(
     session: Session,
     url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="Another store than --store names.", show_default=False)
+        str | None, Argument(metavar="URL", help="Another store than --store names.", show_default=False)
     ] = None,
 ) -> None:
     """Tell what this store guarantees, and what is wrong.
@@ -40,7 +39,7 @@ async def doctor(
         output.table(columns, [[getattr(finding, column) for column in columns] for finding in findings])
     output.flush()
     if any(finding.level == "error" for finding in findings):
-        raise typer.Exit(1)
+        raise Ended(1)
 
 
 @command(app)

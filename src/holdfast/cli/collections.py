@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, command, topic
 from holdfast.cli.records import AsText, Ttl
 from holdfast.cli.session import Session
 
 app = topic()
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The name of the list or set.", show_default=False)]
+Key = Annotated[str, Argument(metavar="KEY", help="The name of the list or set.", show_default=False)]
 Items = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="VALUE", help="Values, JSON or text; a single '-' reads one a line from stdin.", show_default=False
     ),
 ]

@@ -6,10 +6,9 @@ from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.cli.values import given, whole_number
 from holdfast.errors import AccessDenied, InvalidInput
@@ -18,12 +17,12 @@ from holdfast.layers.correlations import CorrelationView
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="correlation")
+app.add(commands, "correlation")
 
 LISTED: Final = 100
 """How many are listed, unless told."""
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The correlation.", show_default=False)]
+Id = Annotated[str, Argument(metavar="ID", help="The correlation.", show_default=False)]
 
 
 @group(commands)
@@ -42,10 +41,10 @@ async def correlation(session: Session) -> None:
 async def list_(
     session: Session,
     status: Annotated[
-        str | None, typer.Option(metavar="STATUS", help="Only collecting, orchestrating, completed or failed ones.")
+        str | None, Option(metavar="STATUS", help="Only collecting, orchestrating, completed or failed ones.")
     ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids that begin with this.")] = "",
-    number: Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")] = str(LISTED),
+    prefix: Annotated[str, Option(metavar="TEXT", help="Only ids that begin with this.")] = "",
+    number: Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")] = str(LISTED),
 ) -> None:
     """List correlations, those that ended and are kept included.
 
@@ -80,16 +79,14 @@ async def create(
     session: Session,
     id: Id,
     expect: Annotated[
-        list[str] | None, typer.Option(metavar="AGENT", help="An agent it waits for; repeat it for more.")
+        list[str] | None, Option(metavar="AGENT", help="An agent it waits for; repeat it for more.")
     ] = None,
-    patience: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="How long it waits. Default: 5m.")
-    ] = None,
+    patience: Annotated[str | None, Option("--timeout", metavar="TIME", help="How long it waits. Default: 5m.")] = None,
     min_agents: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="So many are enough when the time is over.")
+        str | None, Option(metavar="NUMBER", help="So many are enough when the time is over.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="simple, workflow or high_frequency: how many, and how long.")
+        str | None, Option(metavar="NAME", help="simple, workflow or high_frequency: how many, and how long.")
     ] = None,
 ) -> None:
     """Make a correlation, or find the one that was made with the same expectations.
@@ -113,7 +110,7 @@ async def show(
     session: Session,
     id: Id,
     wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wait so long for the decision, if there is none yet.")
+        str | None, Option(metavar="TIME", help="Wait so long for the decision, if there is none yet.")
     ] = None,
 ) -> None:
     """Show a correlation: its status, signals, who is missing, what came late, and the decision if you may see it.
@@ -138,10 +135,10 @@ async def signal(
     id: Id,
     value: Annotated[
         str | None,
-        typer.Argument(metavar="JSON", help="The signal's analysis; - or nothing reads stdin.", show_default=False),
+        Argument(metavar="JSON", help="The signal's analysis; - or nothing reads stdin.", show_default=False),
     ] = None,
-    version: Annotated[str | None, typer.Option("--agent-version", metavar="TEXT", help="The agent's version.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Revise what this agent has sent before.")] = False,
+    version: Annotated[str | None, Option("--agent-version", metavar="TEXT", help="The agent's version.")] = None,
+    replace: Annotated[bool, Option("--replace", help="Revise what this agent has sent before.")] = False,
 ) -> None:
     """Send the signal of an agent (--agent), and print what became of it: accepted, duplicate or late.
 
@@ -167,11 +164,9 @@ async def decide(
     id: Id,
     merge: Annotated[
         str,
-        typer.Option(metavar="NAME", help="momentum_risk_fusion, weighted_average, majority, priority, first or all."),
+        Option(metavar="NAME", help="momentum_risk_fusion, weighted_average, majority, priority, first or all."),
     ] = "all",
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Leave it to a running orchestrator to publish it.")
-    ] = False,
+    publish: Annotated[bool, Option("--publish", help="Leave it to a running orchestrator to publish it.")] = False,
 ) -> None:
     """Decide a correlation now, with the signals that are there.
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.errors import InvalidInput
 from holdfast.layers.conflicts import Contradiction
@@ -17,20 +15,20 @@ from holdfast.layers.resolutions import Resolution
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="doc")
+app.add(commands, "doc")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The document.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="The document.", show_default=False)]
 Value = Annotated[
-    str | None, typer.Argument(metavar="[VALUE]", help="JSON, or text; - reads it from stdin.", show_default=False)
+    str | None, Argument(metavar="[VALUE]", help="JSON, or text; - reads it from stdin.", show_default=False)
 ]
-Limit = Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")]
+Limit = Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")]
 
 
 @group(commands)
 async def doc(
     session: Session,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")] = "",
-    after: Annotated[str | None, typer.Option(metavar="NAME", help="Only names after this one.")] = None,
+    prefix: Annotated[str, Option(metavar="TEXT", help="Only names that begin with this.")] = "",
+    after: Annotated[str | None, Option(metavar="NAME", help="Only names after this one.")] = None,
     limit: Limit = "100",
 ) -> None:
     """List shared documents, look into one, settle conflicts.
@@ -97,10 +95,8 @@ async def contribute(
     session: Session,
     name: Name,
     value: Value = None,
-    confidence: Annotated[str | None, typer.Option(metavar="NUMBER", help="How sure, between 0 and 1.")] = None,
-    behalf: Annotated[
-        str | None, typer.Option("--for", metavar="AGENT", help="Whose section; for orchestrators.")
-    ] = None,
+    confidence: Annotated[str | None, Option(metavar="NUMBER", help="How sure, between 0 and 1.")] = None,
+    behalf: Annotated[str | None, Option("--for", metavar="AGENT", help="Whose section; for orchestrators.")] = None,
 ) -> None:
     """Write the agent's own section, resting on the document as it is now.
 
@@ -123,7 +119,7 @@ async def replace(
     session: Session,
     name: Name,
     value: Value = None,
-    etag: Annotated[str, typer.Option(metavar="ETAG", help="The etag it must be at; 0 when there is none yet.")] = "0",
+    etag: Annotated[str, Option(metavar="ETAG", help="The etag it must be at; 0 when there is none yet.")] = "0",
 ) -> None:
     """Write the body, if it is still at that etag.
 
@@ -141,7 +137,7 @@ async def replace(
 async def history(
     session: Session,
     name: Name,
-    before: Annotated[str | None, typer.Option(metavar="ID", help="Only what is older than this event.")] = None,
+    before: Annotated[str | None, Option(metavar="ID", help="Only what is older than this event.")] = None,
     limit: Limit = "100",
 ) -> None:
     """Show who wrote what, when, and from which inputs; newest first.
@@ -167,10 +163,10 @@ async def history(
 async def diff(
     session: Session,
     name: Name,
-    first: Annotated[str, typer.Argument(metavar="VERSION", help="From after this version on.", show_default=False)],
+    first: Annotated[str, Argument(metavar="VERSION", help="From after this version on.", show_default=False)],
     second: Annotated[
         str | None,
-        typer.Argument(metavar="[VERSION]", help="Up to this one; now if it is left out.", show_default=False),
+        Argument(metavar="[VERSION]", help="Up to this one; now if it is left out.", show_default=False),
     ] = None,
 ) -> None:
     """Show what changed between two versions: + new, - gone, ~ another.
@@ -254,19 +250,13 @@ async def resolutions(session: Session, name: Name) -> None:
 async def resolve(
     session: Session,
     name: Name,
-    conflict: Annotated[
-        str, typer.Argument(metavar="CONFLICT", help="Its id, as conflicts shows it.", show_default=False)
-    ],
-    by: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="priority, consensus, confidence or escalate.")
-    ] = None,
-    winner: Annotated[str | None, typer.Option(metavar="PARTY", help="Who is right, as a person decides it.")] = None,
-    why: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The justification; a person's decision needs one.")
-    ] = None,
-    quorum: Annotated[str, typer.Option(metavar="K/N", help="For consensus: so many of so many.")] = "2/3",
+    conflict: Annotated[str, Argument(metavar="CONFLICT", help="Its id, as conflicts shows it.", show_default=False)],
+    by: Annotated[str | None, Option(metavar="METHOD", help="priority, consensus, confidence or escalate.")] = None,
+    winner: Annotated[str | None, Option(metavar="PARTY", help="Who is right, as a person decides it.")] = None,
+    why: Annotated[str | None, Option(metavar="TEXT", help="The justification; a person's decision needs one.")] = None,
+    quorum: Annotated[str, Option(metavar="K/N", help="For consensus: so many of so many.")] = "2/3",
     approve: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=PARTY", help="For consensus: who approves of whom. Repeatable.")
+        list[str] | None, Option(metavar="NAME=PARTY", help="For consensus: who approves of whom. Repeatable.")
     ] = None,
 ) -> None:
     """Settle a conflict by a method, or as a person with --winner and --why.

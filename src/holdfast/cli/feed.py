@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.session import Session
 from holdfast.engine import cursor_at
 from holdfast.errors import InvalidInput
@@ -21,15 +19,13 @@ app = topic()
 async def watch(
     session: Session,
     prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.", show_default=False)
+        str, Argument(metavar="PREFIX", help="Only names that begin like this.", show_default=False)
     ] = "",
     cursor: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on where a --json line with this cursor stood.")
+        str | None, Option(metavar="CURSOR", help="Go on where a --json line with this cursor stood.")
     ] = None,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the oldest change still kept.")] = False,
-    count: Annotated[
-        str | None, typer.Option("-n", "--count", metavar="N", help="End after this many changes.")
-    ] = None,
+    from_start: Annotated[bool, Option("--from-start", help="Begin with the oldest change still kept.")] = False,
+    count: Annotated[str | None, Option("-n", "--count", metavar="N", help="End after this many changes.")] = None,
 ) -> None:
     """Print every change as it happens.
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.layers.standings import LockState, Stand
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="locks")
+app.add(commands, "locks")
 
 
 @group(commands)
 async def locks(
     session: Session,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only names that begin with this.")] = "",
+    prefix: Annotated[str, Option(metavar="TEXT", help="Only names that begin with this.")] = "",
 ) -> None:
     """Show what is held, by whom, and who waits for it, in order.
 
@@ -42,8 +40,8 @@ async def locks(
 @command(commands, name="break")
 async def break_(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What is held.", show_default=False)],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="lock, semaphore, rw, election or pool.")] = "lock",
+    name: Annotated[str, Argument(metavar="NAME", help="What is held.", show_default=False)],
+    kind: Annotated[str, Option(metavar="KIND", help="lock, semaphore, rw, election or pool.")] = "lock",
 ) -> None:
     """Take something away from whoever holds it.
 

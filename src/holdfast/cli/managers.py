@@ -6,10 +6,9 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.run import check_reachable
 from holdfast.cli.session import Session
 from holdfast.cli.tasks import accepted, tell_state
@@ -20,7 +19,7 @@ from holdfast.space import Space
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="manager")
+app.add(commands, "manager")
 
 STOP_WAIT = "60s"
 
@@ -42,22 +41,18 @@ async def manager(session: Session) -> None:
 async def start(
     session: Session,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Tasks at once. Default: twice the cores.")
+        str | None, Option(metavar="NUMBER", help="Tasks at once. Default: twice the cores.")
     ] = None,
-    idle: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long it stays without work. Default: 10m.")
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What this host is called. [env: HOLDFAST_HOST]")
-    ] = None,
+    idle: Annotated[str | None, Option(metavar="TIME", help="How long it stays without work. Default: 10m.")] = None,
+    host: Annotated[str | None, Option(metavar="NAME", help="What this host is called. [env: HOLDFAST_HOST]")] = None,
     allow_module: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Run functions of this module only. Repeatable.")
+        list[str] | None, Option(metavar="MODULE", help="Run functions of this module only. Repeatable.")
     ] = None,
     allow_command: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Run this command only. Repeatable.")
+        list[str] | None, Option(metavar="PATH", help="Run this command only. Repeatable.")
     ] = None,
     preload: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Import it once, for functions that need it. Repeatable.")
+        list[str] | None, Option(metavar="MODULE", help="Import it once, for functions that need it. Repeatable.")
     ] = None,
 ) -> None:
     """Start a manager on this host, in the background, and print its tid.
@@ -113,9 +108,7 @@ async def _list(session: Session) -> None:
 @command(commands)
 async def status(
     session: Session,
-    tid: Annotated[
-        str | None, typer.Argument(metavar="TID", help="The manager; may be left out where there is one.")
-    ] = None,
+    tid: Annotated[str | None, Argument(metavar="TID", help="The manager; may be left out where there is one.")] = None,
 ) -> None:
     """Show a manager as the task that it is.
 
@@ -136,13 +129,11 @@ async def status(
 async def stop(
     session: Session,
     tids: Annotated[
-        list[str] | None, typer.Argument(metavar="TID", help="Which; may be left out where there is one.")
+        list[str] | None, Argument(metavar="TID", help="Which; may be left out where there is one.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them, on every host.")] = False,
-    kill: Annotated[bool, typer.Option("--kill", help="At once, with all they run.")] = False,
-    wait: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for their end; 0 not at all.")
-    ] = STOP_WAIT,
+    every: Annotated[bool, Option("--all", help="All of them, on every host.")] = False,
+    kill: Annotated[bool, Option("--kill", help="At once, with all they run.")] = False,
+    wait: Annotated[str, Option(metavar="TIME", help="How long to wait for their end; 0 not at all.")] = STOP_WAIT,
 ) -> None:
     """Stop managers: they take nothing more, give what they run a grace to end, and leave.
 

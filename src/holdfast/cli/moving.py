@@ -14,11 +14,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
-import typer
-
 from holdfast.cli import output
 from holdfast.cli.audit import audit_of
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.files import STDIO, file_to_write, lines_to_read
 from holdfast.cli.session import Session, file_of, opened
 from holdfast.engine import Engine, SpaceInfo
@@ -35,9 +33,9 @@ app = topic()
 @command(app)
 async def export(
     session: Session,
-    file: Annotated[str, typer.Argument(help="Where to; '-' is stdout.", metavar="FILE", show_default=False)] = STDIO,
-    all_spaces: Annotated[bool, typer.Option("--all", help="Every space, not only the one --space names.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    file: Annotated[str, Argument(help="Where to; '-' is stdout.", metavar="FILE", show_default=False)] = STDIO,
+    all_spaces: Annotated[bool, Option("--all", help="Every space, not only the one --space names.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a space as lines of JSON.
 
@@ -65,7 +63,7 @@ async def export(
 @command(app, name="import")
 async def import_(
     session: Session,
-    file: Annotated[str, typer.Argument(help="An export; '-' is stdin.", metavar="FILE", show_default=False)] = STDIO,
+    file: Annotated[str, Argument(help="An export; '-' is stdin.", metavar="FILE", show_default=False)] = STDIO,
 ) -> None:
     """Load an export.
 
@@ -90,8 +88,8 @@ async def import_(
 @command(app)
 async def copy(
     session: Session,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="The store to copy from.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The store to copy into.", show_default=False)],
+    source: Annotated[str, Argument(metavar="SRC", help="The store to copy from.", show_default=False)],
+    target: Annotated[str, Argument(metavar="DST", help="The store to copy into.", show_default=False)],
 ) -> None:
     """Copy spaces into another store, and compare.
 
@@ -119,7 +117,7 @@ async def copy(
 @command(app)
 async def backup(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file that does not exist yet.", show_default=False)],
+    file: Annotated[str, Argument(metavar="FILE", help="A file that does not exist yet.", show_default=False)],
 ) -> None:
     """Write a consistent copy of the whole store into a new file.
 

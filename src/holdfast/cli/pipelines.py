@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.run import check_reachable, see_to_a_manager
 from holdfast.cli.session import Session
 from holdfast.layers.pipeline_states import PipelineSpec, PipelineState
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="pipeline")
+app.add(commands, "pipeline")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline.", show_default=False)]
+Id = Annotated[str, Argument(metavar="ID", help="The pipeline.", show_default=False)]
 
 
 @group(commands)
@@ -35,12 +34,12 @@ async def pipeline(session: Session) -> None:
 @command(commands)
 async def run(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Its stages, as JSON.", show_default=False)],
-    input: Annotated[str | None, typer.Option(metavar="JSON", help="The message of the first stage.")] = None,
+    file: Annotated[str, Argument(metavar="FILE", help="Its stages, as JSON.", show_default=False)],
+    input: Annotated[str | None, Option(metavar="JSON", help="The message of the first stage.")] = None,
     id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Its name: the same one again finds it, and begins nothing twice.")
+        str | None, Option(metavar="ID", help="Its name: the same one again finds it, and begins nothing twice.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print its id and end; it goes on.")] = False,
+    detach: Annotated[bool, Option("--detach", "-d", help="Print its id and end; it goes on.")] = False,
 ) -> None:
     """Run a pipeline, and print the result of its last stage as JSON.
 

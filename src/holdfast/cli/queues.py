@@ -6,10 +6,8 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.engine import cursor_at
 from holdfast.errors import InvalidInput, NotFound
@@ -21,18 +19,18 @@ from holdfast.space import Space
 app = topic()
 commands = topic()
 letters = topic()
-app.add_typer(commands, name="queue")
-app.add_typer(letters, name="dlq")
+app.add(commands, "queue")
+app.add(letters, "dlq")
 
 VIEW: Final = re.compile(r"T[0-9]{19}\.(outbox|ctrl_in|ctrl_out)|holdfast\.(tasks\.log|workers\.registry)")
 """What tasks show under the name of a queue, and is none."""
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The message: 19 digits.", show_default=False)]
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The messages: 19 digits each.", show_default=False)]
-Some = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which ones; all of them if none is named.")]
-Number = Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")]
-Pattern = Annotated[str, typer.Option(metavar="PATTERN", help="Only names that fit, such as 'orders.*'.")]
+Name = Annotated[str, Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+Id = Annotated[str, Argument(metavar="ID", help="The message: 19 digits.", show_default=False)]
+Ids = Annotated[list[str], Argument(metavar="ID", help="The messages: 19 digits each.", show_default=False)]
+Some = Annotated[list[str] | None, Argument(metavar="ID", help="Which ones; all of them if none is named.")]
+Number = Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")]
+Pattern = Annotated[str, Option(metavar="PATTERN", help="Only names that fit, such as 'orders.*'.")]
 
 
 @group(commands)
@@ -75,14 +73,14 @@ async def put(
     name: Name,
     body: Annotated[
         list[str] | None,
-        typer.Argument(metavar="BODY", help="JSON, or text; - reads one a line from stdin.", show_default=False),
+        Argument(metavar="BODY", help="JSON, or text; - reads one a line from stdin.", show_default=False),
     ] = None,
-    priority: Annotated[str, typer.Option(metavar="NUMBER", help="-500 to 499; higher comes first.")] = "0",
-    delay: Annotated[str | None, typer.Option(metavar="TIME", help="It may be taken after so long.")] = None,
+    priority: Annotated[str, Option(metavar="NUMBER", help="-500 to 499; higher comes first.")] = "0",
+    delay: Annotated[str | None, Option(metavar="TIME", help="It may be taken after so long.")] = None,
     dedup: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Not again within 5 minutes under this key; gives the first's id.")
+        str | None, Option(metavar="KEY", help="Not again within 5 minutes under this key; gives the first's id.")
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Take bodies as text, also when they are JSON.")] = False,
+    text: Annotated[bool, Option("--text", help="Take bodies as text, also when they are JSON.")] = False,
 ) -> None:
     """Append messages and print their ids.
 
@@ -138,8 +136,8 @@ async def peek(session: Session, name: Name, number: Number = "10") -> None:
 async def reserve(
     session: Session,
     name: Name,
-    wait: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for one; 0 not at all.")] = "0",
-    lease: Annotated[str, typer.Option(metavar="TIME", help="How long it is yours.")] = "5m",
+    wait: Annotated[str, Option(metavar="TIME", help="How long to wait for one; 0 not at all.")] = "0",
+    lease: Annotated[str, Option(metavar="TIME", help="How long it is yours.")] = "5m",
 ) -> None:
     """Take the next message and print its id and body.
 
@@ -169,9 +167,9 @@ async def ack(
     name: Name,
     ids: Ids,
     result: Annotated[
-        str | None, typer.Option(metavar="JSON", help="What came of it; goes to --to in the same commit.")
+        str | None, Option(metavar="JSON", help="What came of it; goes to --to in the same commit.")
     ] = None,
-    to: Annotated[str | None, typer.Option(metavar="QUEUE", help="Where the result goes.")] = None,
+    to: Annotated[str | None, Option(metavar="QUEUE", help="Where the result goes.")] = None,
 ) -> None:
     """Acknowledge reserved messages: they are done.
 
@@ -200,7 +198,7 @@ async def release(
     session: Session,
     name: Name,
     ids: Ids,
-    delay: Annotated[str | None, typer.Option(metavar="TIME", help="It may be taken again after so long.")] = None,
+    delay: Annotated[str | None, Option(metavar="TIME", help="It may be taken again after so long.")] = None,
 ) -> None:
     """Give reserved messages back. No attempt is counted.
 
@@ -222,9 +220,9 @@ async def fail(
     session: Session,
     name: Name,
     id: Id,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why.")] = "failed",
+    reason: Annotated[str, Option(metavar="TEXT", help="Why.")] = "failed",
     attempts: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Deliver it again, with backoff, up to so many attempts.")
+        str | None, Option(metavar="NUMBER", help="Deliver it again, with backoff, up to so many attempts.")
     ] = None,
 ) -> None:
     """Say that a reserved message could not be done: it becomes a dead letter, with its reason.
@@ -247,7 +245,7 @@ async def move(
     session: Session,
     name: Name,
     ids: Ids,
-    to: Annotated[str, typer.Option(metavar="QUEUE", help="The other queue.")] = "",
+    to: Annotated[str, Option(metavar="QUEUE", help="The other queue.")] = "",
 ) -> None:
     """Put messages that wait, or dead letters, at the end of another queue. They keep their ids.
 
@@ -300,12 +298,10 @@ async def watch(
     session: Session,
     name: Name,
     cursor: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on where a --json line with this cursor stood.")
+        str | None, Option(metavar="CURSOR", help="Go on where a --json line with this cursor stood.")
     ] = None,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the oldest change still kept.")] = False,
-    count: Annotated[
-        str | None, typer.Option("-n", "--count", metavar="N", help="End after this many changes.")
-    ] = None,
+    from_start: Annotated[bool, Option("--from-start", help="Begin with the oldest change still kept.")] = False,
+    count: Annotated[str | None, Option("-n", "--count", metavar="N", help="End after this many changes.")] = None,
 ) -> None:
     """Print what happens to the messages of a queue, as it happens.
 
@@ -406,7 +402,7 @@ async def retry(
     session: Session,
     name: Name,
     ids: Some = None,
-    anew: Annotated[bool, typer.Option("--anew", help="At the end of the line, as if they had never failed.")] = False,
+    anew: Annotated[bool, Option("--anew", help="At the end of the line, as if they had never failed.")] = False,
 ) -> None:
     """Deliver dead letters once more, and print how many. Their attempts still count, unless they begin --anew.
 
@@ -426,7 +422,7 @@ async def clear(
     session: Session,
     name: Name,
     ids: Some = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    every: Annotated[bool, Option("--all", help="All of them.")] = False,
 ) -> None:
     """Remove dead letters for good, and print how many.
 

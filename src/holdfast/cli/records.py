@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.session import Session
 from holdfast.engine import OPERATIONS_MAX, Batch, Operation, check_batch
 from holdfast.errors import InvalidInput, NotFound
@@ -16,18 +14,16 @@ from holdfast.layers.records import Record, Records
 
 app = topic()
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The record's name.", show_default=False)]
-Ttl = Annotated[str | None, typer.Option(metavar="DURATION", help="How long it lives: 90s, 5m, 1h, 7d, 250ms.")]
-AsText = Annotated[bool, typer.Option("--text", help="Take values as text, also when they are JSON.")]
+Key = Annotated[str, Argument(metavar="KEY", help="The record's name.", show_default=False)]
+Ttl = Annotated[str | None, Option(metavar="DURATION", help="How long it lives: 90s, 5m, 1h, 7d, 250ms.")]
+AsText = Annotated[bool, Option("--text", help="Take values as text, also when they are JSON.")]
 
 
 @command(app)
 async def get(
     session: Session,
     key: Key,
-    default: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="What to print when there is no such record.")
-    ] = None,
+    default: Annotated[str | None, Option(metavar="VALUE", help="What to print when there is no such record.")] = None,
 ) -> None:
     """Print a value.
 
@@ -82,17 +78,17 @@ async def set_(
     session: Session,
     key: Key,
     value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="The value; '-' reads it from stdin.", show_default=False)
+        str | None, Argument(metavar="VALUE", help="The value; '-' reads it from stdin.", show_default=False)
     ] = None,
     text: AsText = False,
     ttl: Ttl = None,
     type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What it is; gives it that type's retention and schema.")
+        str | None, Option(metavar="NAME", help="What it is; gives it that type's retention and schema.")
     ] = None,
-    state: Annotated[str | None, typer.Option(metavar="NAME", help="The state it is in, for retention.")] = None,
-    if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such record.")] = False,
-    if_version: Annotated[str | None, typer.Option(metavar="N", help="Only if it is at this version.")] = None,
-    if_value: Annotated[str | None, typer.Option(metavar="VALUE", help="Only if it holds exactly this.")] = None,
+    state: Annotated[str | None, Option(metavar="NAME", help="The state it is in, for retention.")] = None,
+    if_absent: Annotated[bool, Option("--if-absent", help="Only if there is no such record.")] = False,
+    if_version: Annotated[str | None, Option(metavar="N", help="Only if it is at this version.")] = None,
+    if_value: Annotated[str | None, Option(metavar="VALUE", help="Only if it holds exactly this.")] = None,
 ) -> None:
     """Write a value and print its version.
 
@@ -130,7 +126,7 @@ async def set_(
 async def delete(
     session: Session,
     keys: Annotated[
-        list[str], typer.Argument(metavar="KEY", help="The names of records, lists or sets.", show_default=False)
+        list[str], Argument(metavar="KEY", help="The names of records, lists or sets.", show_default=False)
     ],
 ) -> None:
     """Remove records, lists or sets.
@@ -156,7 +152,7 @@ async def delete(
 async def increment(
     session: Session,
     key: Key,
-    delta: Annotated[str, typer.Argument(metavar="DELTA", help="A whole number, also a negative one.")] = "1",
+    delta: Annotated[str, Argument(metavar="DELTA", help="A whole number, also a negative one.")] = "1",
     ttl: Ttl = None,
 ) -> None:
     """Add to a number and print the sum.
@@ -179,7 +175,7 @@ async def increment(
 async def keys(
     session: Session,
     prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.", show_default=False)
+        str, Argument(metavar="PREFIX", help="Only names that begin like this.", show_default=False)
     ] = "",
 ) -> None:
     """Print the names of records, lists and sets, in order.

@@ -16,10 +16,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Ended, Option, command, topic
 from holdfast.cli.session import Session, file_of
 from holdfast.cli.tasks import plain, readable, tell_output
 from holdfast.engines.registry import split_url
@@ -41,7 +39,7 @@ PIECES_MAX: Final = 16
 
 Word = Annotated[
     list[str] | None,
-    typer.Argument(metavar="COMMAND", help="The program and its arguments, behind --.", show_default=False),
+    Argument(metavar="COMMAND", help="The program and its arguments, behind --.", show_default=False),
 ]
 
 
@@ -50,38 +48,36 @@ async def run(
     session: Session,
     words: Word = None,
     function: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="Call this function instead of a command.")
+        str | None, Option(metavar="MODULE:NAME", help="Call this function instead of a command.")
     ] = None,
     arg: Annotated[
-        list[str] | None, typer.Option(metavar="VALUE", help="An argument of the function: JSON, or text. Repeatable.")
+        list[str] | None, Option(metavar="VALUE", help="An argument of the function: JSON, or text. Repeatable.")
     ] = None,
     kw: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A keyword argument of the function. Repeatable.")
+        list[str] | None, Option(metavar="NAME=VALUE", help="A keyword argument of the function. Repeatable.")
     ] = None,
-    spec: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The task's spec, as JSON; options override it.")
-    ] = None,
-    input: Annotated[str | None, typer.Option(metavar="JSON", help="Its message, instead of what is piped in.")] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may run.")] = None,  # noqa: ASYNC109
-    memory: Annotated[str | None, typer.Option(metavar="MB", help="What all its processes may use.")] = None,
-    cpu: Annotated[str | None, typer.Option(metavar="PERCENT", help="250 is two and a half cores.")] = None,
-    fds: Annotated[str | None, typer.Option(metavar="NUMBER", help="Files it may have open.")] = None,
+    spec: Annotated[str | None, Option(metavar="FILE", help="The task's spec, as JSON; options override it.")] = None,
+    input: Annotated[str | None, Option(metavar="JSON", help="Its message, instead of what is piped in.")] = None,
+    timeout: Annotated[str | None, Option(metavar="TIME", help="How long it may run.")] = None,  # noqa: ASYNC109
+    memory: Annotated[str | None, Option(metavar="MB", help="What all its processes may use.")] = None,
+    cpu: Annotated[str | None, Option(metavar="PERCENT", help="250 is two and a half cores.")] = None,
+    fds: Annotated[str | None, Option(metavar="NUMBER", help="Files it may have open.")] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable; NAME alone passes yours on. Repeatable.")
+        list[str] | None, Option(metavar="NAME=VALUE", help="A variable; NAME alone passes yours on. Repeatable.")
     ] = None,
     folder: Annotated[
         str | None,
-        typer.Option("--cwd", metavar="FOLDER", help="Where it runs. Default: here, if the store is a file."),
+        Option("--cwd", metavar="FOLDER", help="Where it runs. Default: here, if the store is a file."),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="What people call it.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A tag. Repeatable.")] = None,
-    priority: Annotated[str | None, typer.Option(metavar="NUMBER", help="-500 to 499; higher comes first.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="What people call it.")] = None,
+    tag: Annotated[list[str] | None, Option(metavar="TEXT", help="A tag. Repeatable.")] = None,
+    priority: Annotated[str | None, Option(metavar="NUMBER", help="-500 to 499; higher comes first.")] = None,
     attempts: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Begin it again when it fails, so often in all.")
+        str | None, Option(metavar="NUMBER", help="Begin it again when it fails, so often in all.")
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Keep its output as it comes, also when detached.")] = False,
-    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Type into it.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print its tid and end; it goes on.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Keep its output as it comes, also when detached.")] = False,
+    interactive: Annotated[bool, Option("--interactive", "-i", help="Type into it.")] = False,
+    detach: Annotated[bool, Option("--detach", "-d", help="Print its tid and end; it goes on.")] = False,
 ) -> None:
     """Run a command or a function as a task; pass its exit code on.
 
@@ -135,7 +131,7 @@ async def run(
         fields["stream_output"] = True
     code = await _run(session, TaskSpec.of(fields), message, pumped=pumped, detach=detach)
     if code:
-        raise typer.Exit(code)
+        raise Ended(code)
 
 
 async def _run(session: Session, spec: TaskSpec, message: Any, *, pumped: bool, detach: bool) -> int:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.cli.values import parsed, whole_number
 from holdfast.layers.workflows.schedules import ScheduleView
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="schedule")
+app.add(commands, "schedule")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule.", show_default=False)]
+Id = Annotated[str, Argument(metavar="ID", help="The schedule.", show_default=False)]
 
 
 @group(commands)
@@ -37,22 +36,20 @@ async def add(
     session: Session,
     cron: Annotated[
         str,
-        typer.Argument(
-            metavar="CRON", help="Minute, hour, day, month, weekday; seconds may come first.", show_default=False
-        ),
+        Argument(metavar="CRON", help="Minute, hour, day, month, weekday; seconds may come first.", show_default=False),
     ],
-    workflow: Annotated[str, typer.Argument(metavar="WORKFLOW", help="What is started.", show_default=False)],
+    workflow: Annotated[str, Argument(metavar="WORKFLOW", help="What is started.", show_default=False)],
     input: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="Its input; nothing is null.", show_default=False)
+        str | None, Argument(metavar="JSON", help="Its input; nothing is null.", show_default=False)
     ] = None,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Whose clock it follows.")] = "UTC",
+    timezone: Annotated[str, Option(metavar="ZONE", help="Whose clock it follows.")] = "UTC",
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The schedule's id. Default: the workflow's name.")
+        str | None, Option("--id", metavar="ID", help="The schedule's id. Default: the workflow's name.")
     ] = None,
     catch_up: Annotated[
-        str, typer.Option(metavar="WHICH", help="Of those missed while no worker was there, start none, one or all.")
+        str, Option(metavar="WHICH", help="Of those missed while no worker was there, start none, one or all.")
     ] = "one",
-    priority: Annotated[str, typer.Option(metavar="NUMBER", help="Higher ones run first.")] = "0",
+    priority: Annotated[str, Option(metavar="NUMBER", help="Higher ones run first.")] = "0",
 ) -> None:
     """Start a workflow at the times of a cron expression, each once, by whichever worker is there.
 

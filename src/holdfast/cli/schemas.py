@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.errors import InvalidInput, MigrationFailed, SchemaViolation
 from holdfast.layers.migration import MigrationReport
@@ -22,11 +20,11 @@ from holdfast.layers.schemas import RegisteredSchema, Schemas
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="schema")
+app.add(commands, "schema")
 
-Type = Annotated[str, typer.Argument(metavar="TYPE", help="The type's name.", show_default=False)]
-Version = Annotated[str | None, typer.Option(metavar="VERSION", help="Such as 1.1.0. Default: the newest.")]
-Prefix = Annotated[str, typer.Option(metavar="TEXT", help="Only records whose name begins with this.")]
+Type = Annotated[str, Argument(metavar="TYPE", help="The type's name.", show_default=False)]
+Version = Annotated[str | None, Option(metavar="VERSION", help="Such as 1.1.0. Default: the newest.")]
+Prefix = Annotated[str, Option(metavar="TEXT", help="Only records whose name begins with this.")]
 
 
 @group(commands)
@@ -45,7 +43,7 @@ async def schema(session: Session) -> None:
 @command(commands, name="list")
 async def list_(
     session: Session,
-    type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Only this type.", show_default=False)] = None,
+    type: Annotated[str | None, Argument(metavar="TYPE", help="Only this type.", show_default=False)] = None,
 ) -> None:
     """List the registered versions of every type.
 
@@ -83,10 +81,10 @@ async def show(session: Session, type: Type, version: Version = None) -> None:
 async def register(
     session: Session,
     type: Type,
-    version: Annotated[str | None, typer.Argument(metavar="VERSION", help="Such as 1.1.0.", show_default=False)] = None,
+    version: Annotated[str | None, Argument(metavar="VERSION", help="Such as 1.1.0.", show_default=False)] = None,
     document: Annotated[
         str | None,
-        typer.Argument(metavar="SCHEMA", help="The JSON Schema; '-' reads it from stdin.", show_default=False),
+        Argument(metavar="SCHEMA", help="The JSON Schema; '-' reads it from stdin.", show_default=False),
     ] = None,
 ) -> None:
     """Register a version of a type, for the whole space.
@@ -114,10 +112,10 @@ async def validate(
     session: Session,
     type: Type,
     value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="The value; '-' reads it from stdin.", show_default=False)
+        str | None, Argument(metavar="VALUE", help="The value; '-' reads it from stdin.", show_default=False)
     ] = None,
     version: Version = None,
-    records: Annotated[bool, typer.Option("--records", help="Check every stored record of this type.")] = False,
+    records: Annotated[bool, Option("--records", help="Check every stored record of this type.")] = False,
     prefix: Prefix = "",
 ) -> None:
     """Check a value, or what is stored, against a schema.
@@ -149,10 +147,10 @@ async def validate(
 async def migrate(
     session: Session,
     type: Type,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would happen; change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Tell what would happen; change nothing.")] = False,
     module: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MODULE",
             help="Where your steps are: its function register(schemas), or MODULE:FUNCTION, is called.",
         ),
@@ -160,7 +158,7 @@ async def migrate(
     prefix: Prefix = "",
     unversioned: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Take records from before there was a schema as this version."),
+        Option(metavar="VERSION", help="Take records from before there was a schema as this version."),
     ] = None,
 ) -> None:
     """Rewrite all records of an older version.

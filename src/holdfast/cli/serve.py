@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Option, command, topic
 from holdfast.cli.session import Session
 from holdfast.errors import InvalidInput
 
@@ -23,7 +22,7 @@ app = topic()
 async def serve(
     session: Session,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="The keeper's settings, in YAML.", show_default=False)
+        str | None, Option("--config", metavar="FILE", help="The keeper's settings, in YAML.", show_default=False)
     ] = None,
 ) -> None:
     """Serve a store to agents over the network.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Ended, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.clock import as_datetime
 from holdfast.engine import SpaceInfo, check_durability
@@ -18,9 +16,9 @@ from holdfast.space import check_space
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="spaces")
+app.add(commands, "spaces")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="The space's name.", show_default=False)]
 
 
 @group(commands)
@@ -48,9 +46,9 @@ async def create(
     session: Session,
     name: Name,
     durability: Annotated[
-        str, typer.Option(metavar="KIND", help="sync (on disk before the reply), async or volatile; fixed for good.")
+        str, Option(metavar="KIND", help="sync (on disk before the reply), async or volatile; fixed for good.")
     ] = "sync",
-    audit_reads: Annotated[bool, typer.Option("--audit-reads", help="Every read leaves an audit record.")] = False,
+    audit_reads: Annotated[bool, Option("--audit-reads", help="Every read leaves an audit record.")] = False,
 ) -> None:
     """Make a space with settings of its own.
 
@@ -72,7 +70,7 @@ async def create(
 async def drop(
     session: Session,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a space with all it holds.
 
@@ -90,7 +88,7 @@ async def drop(
             if session.json or not (sys.stdin and sys.stdin.isatty()):
                 raise InvalidInput(f"dropping space {name!r} cannot be undone; add --yes if you mean it")
             if not values.confirmed(f"Delete space {name!r} with all it holds? [y/N] "):
-                raise typer.Exit(1)
+                raise Ended(1)
         await store.drop_space(name, agent=session.agent_in(store))
     output.value({"dropped": name} if session.json else name, session.json)
 

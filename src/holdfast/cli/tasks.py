@@ -6,10 +6,9 @@ import asyncio
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
 
 from holdfast.cli import output, values
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound
 from holdfast.layers.task_control import Command, ControlAnswer
@@ -20,18 +19,18 @@ from holdfast.space import Space
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="task")
+app.add(commands, "task")
 
 LIVE: Final = tuple(status for status in STATUSES if status not in ENDED)
 CONTROLLED_MAX: Final = 10_000
 """Tasks that --all or --pattern means at most."""
 ANSWER_S: Final = "30s"
 
-Tid = Annotated[str, typer.Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False)]
-Tids = Annotated[list[str] | None, typer.Argument(metavar="TID", help="The tasks, by their tids or how these end.")]
-Every = Annotated[bool, typer.Option("--all", help="All that have not ended; managers are not meant.")]
-Pattern = Annotated[str | None, typer.Option(metavar="PATTERN", help="Those whose name or tid fits, such as 'etl*'.")]
-Wait = Annotated[str, typer.Option(metavar="TIME", help="How long to wait for the answer; 0 not at all.")]
+Tid = Annotated[str, Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False)]
+Tids = Annotated[list[str] | None, Argument(metavar="TID", help="The tasks, by their tids or how these end.")]
+Every = Annotated[bool, Option("--all", help="All that have not ended; managers are not meant.")]
+Pattern = Annotated[str | None, Option(metavar="PATTERN", help="Those whose name or tid fits, such as 'etl*'.")]
+Wait = Annotated[str, Option(metavar="TIME", help="How long to wait for the answer; 0 not at all.")]
 
 
 @command(app)
@@ -39,9 +38,9 @@ async def status(
     session: Session,
     tid: Annotated[
         str | None,
-        typer.Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False),
+        Argument(metavar="TID", help="The task: its tid, or how it ends.", show_default=False),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, and tell every change.")] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Go on, and tell every change.")] = False,
 ) -> None:
     """Show how a task stands, or what runs and who runs it.
 
@@ -84,9 +83,9 @@ async def status(
 async def result(
     session: Session,
     tid: Tid,
-    stream: Annotated[bool, typer.Option("--stream", help="Print what it prints meanwhile, as it comes.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print what it prints meanwhile, as it comes.")] = False,
     wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long to wait for its end. Default: as long as it takes.")
+        str | None, Option(metavar="TIME", help="How long to wait for its end. Default: as long as it takes.")
     ] = None,
 ) -> None:
     """Print what a task gave, when it has ended.
@@ -120,11 +119,11 @@ async def result(
 async def logs(
     session: Session,
     tid: Tid,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the task has ended.")] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="What happened to it instead: states, failures, commands.")
+        bool, Option("--events", help="What happened to it instead: states, failures, commands.")
     ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="As it was, also what a terminal obeys.")] = False,
+    raw: Annotated[bool, Option("--raw", help="As it was, also what a terminal obeys.")] = False,
 ) -> None:
     """Print what a task has printed so far.
 
@@ -177,10 +176,10 @@ async def list_(
     session: Session,
     only: Annotated[
         list[str] | None,
-        typer.Option("--status", metavar="STATUS", help=f"{', '.join(STATUSES)}; repeat it for more."),
+        Option("--status", metavar="STATUS", help=f"{', '.join(STATUSES)}; repeat it for more."),
     ] = None,
     pattern: Pattern = None,
-    number: Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")] = "100",
+    number: Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")] = "100",
 ) -> None:
     """List tasks: those that live, then those that have ended, the newest first.
 
@@ -289,9 +288,9 @@ async def write(
     session: Session,
     tid: Tid,
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="A line; - or nothing reads stdin.", show_default=False)
+        str | None, Argument(metavar="TEXT", help="A line; - or nothing reads stdin.", show_default=False)
     ] = None,
-    eof: Annotated[bool, typer.Option("--eof", help="Nothing more is going to be written.")] = False,
+    eof: Annotated[bool, Option("--eof", help="Nothing more is going to be written.")] = False,
 ) -> None:
     """Type a line into an interactive task.
 
@@ -308,7 +307,7 @@ async def write(
 
 @command(commands)
 async def retry(
-    session: Session, tids: Annotated[list[str], typer.Argument(metavar="TID", help="Tasks that have ended.")]
+    session: Session, tids: Annotated[list[str], Argument(metavar="TID", help="Tasks that have ended.")]
 ) -> None:
     """Submit tasks that have ended again, as new ones, and print the new tids.
 

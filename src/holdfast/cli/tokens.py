@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from holdfast.cli import output
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.clock import SystemClock, as_datetime, optional_ms
 from holdfast.identity import EVERY_SPACE, check_agent
@@ -15,7 +13,7 @@ from holdfast.layers.tokens import Token, Tokens, checked_space
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="token")
+app.add(commands, "token")
 
 
 @group(commands)
@@ -36,12 +34,10 @@ async def token(session: Session) -> None:
 @command(commands)
 async def create(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.", show_default=False)],
-    role: Annotated[
-        str, typer.Option(metavar="ROLE", help="agent, orchestrator, or admin (of every space).")
-    ] = "agent",
+    name: Annotated[str, Argument(metavar="NAME", help="The agent's name.", show_default=False)],
+    role: Annotated[str, Option(metavar="ROLE", help="agent, orchestrator, or admin (of every space).")] = "agent",
     ttl: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Until when: 90s, 12h, 30d. Default: until it is revoked.")
+        str | None, Option(metavar="TIME", help="Until when: 90s, 12h, 30d. Default: until it is revoked.")
     ] = None,
 ) -> None:
     """Make a token and print it, this once.
@@ -93,9 +89,7 @@ async def list_(session: Session) -> None:
 @command(commands)
 async def revoke(
     session: Session,
-    which: Annotated[
-        str, typer.Argument(metavar="ID|NAME", help="A token's id, or its agent's name.", show_default=False)
-    ],
+    which: Annotated[str, Argument(metavar="ID|NAME", help="A token's id, or its agent's name.", show_default=False)],
 ) -> None:
     """End a token, or all tokens of an agent.
 

@@ -13,10 +13,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from holdfast.cli import output
-from holdfast.cli.command import command, topic
+from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.session import Session
 from holdfast.cli.values import whole_number
 from holdfast.clock import as_datetime
@@ -33,20 +31,16 @@ async def worker(
     session: Session,
     modules: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE", help="A Python module with workflows, as in import.", show_default=False),
+        Argument(metavar="MODULE", help="A Python module with workflows, as in import.", show_default=False),
     ],
-    concurrency: Annotated[str, typer.Option(metavar="NUMBER", help="How many executions at a time.")] = "50",
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this workflow; repeat it for more.")
-    ] = None,
+    concurrency: Annotated[str, Option(metavar="NUMBER", help="How many executions at a time.")] = "50",
+    only: Annotated[list[str] | None, Option(metavar="NAME", help="Only this workflow; repeat it for more.")] = None,
     queue: Annotated[
-        list[str] | None, typer.Option(metavar="QUEUE", help="Do the steps sent to this queue too; repeat it for more.")
+        list[str] | None, Option(metavar="QUEUE", help="Do the steps sent to this queue too; repeat it for more.")
     ] = None,
-    steps_only: Annotated[
-        bool, typer.Option("--steps-only", help="Do steps of queues, and run no executions.")
-    ] = False,
+    steps_only: Annotated[bool, Option("--steps-only", help="Do steps of queues, and run no executions.")] = False,
     lease: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How soon another takes over when it dies. Default: 10s.")
+        str | None, Option(metavar="TIME", help="How soon another takes over when it dies. Default: 10s.")
     ] = None,
 ) -> None:
     """Run the workflows of Python modules.

@@ -6,10 +6,9 @@ import sys
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
 
 from holdfast.cli import output
-from holdfast.cli.command import command, group, topic
+from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.cli.timeline import lines_of, rows_of
 from holdfast.cli.values import parsed, whole_number
@@ -19,18 +18,18 @@ from holdfast.layers.workflows.handles import ExecutionHandle, ExecutionView, Wo
 
 app = topic()
 commands = topic()
-app.add_typer(commands, name="workflow")
+app.add(commands, "workflow")
 
 LISTED: Final = 100
 """How many are listed, unless told."""
 POINTS: Final = 200
 CLEAR: Final = "\x1b[H\x1b[2J"
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The execution.", show_default=False)]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Only those of this workflow.")]
-Number = Annotated[str, typer.Option("-n", metavar="NUMBER", help="How many at most.")]
+Id = Annotated[str, Argument(metavar="ID", help="The execution.", show_default=False)]
+Name = Annotated[str | None, Option("--name", metavar="NAME", help="Only those of this workflow.")]
+Number = Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")]
 Keep = Annotated[
-    str | None, typer.Option(metavar="TIME", help="How long archives are kept, such as 365d. Default: for ever.")
+    str | None, Option(metavar="TIME", help="How long archives are kept, such as 365d. Default: for ever.")
 ]
 
 
@@ -52,7 +51,7 @@ async def list_(
     name: Name = None,
     status: Annotated[
         str | None,
-        typer.Option(metavar="STATUS", help="pending, running, paused, completed, failed or cancelled."),
+        Option(metavar="STATUS", help="pending, running, paused, completed, failed or cancelled."),
     ] = None,
     number: Number = str(LISTED),
 ) -> None:
@@ -97,7 +96,7 @@ async def show(
     session: Session,
     id: Id,
     watch: Annotated[
-        bool, typer.Option("--watch", "--follow", help="Show it anew whenever something happens, until it ends.")
+        bool, Option("--watch", "--follow", help="Show it anew whenever something happens, until it ends.")
     ] = False,
 ) -> None:
     """Draw an execution as a timeline: its steps with durations, attempts, waits and parallel tasks; its state and result.
@@ -138,18 +137,14 @@ async def _show(session: Session, workflows: Workflows, handle: ExecutionHandle,
 @command(commands)
 async def start(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The workflow.", show_default=False)],
+    name: Annotated[str, Argument(metavar="NAME", help="The workflow.", show_default=False)],
     input: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="The input; nothing is null.", show_default=False)
+        str | None, Argument(metavar="JSON", help="The input; nothing is null.", show_default=False)
     ] = None,
-    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Its id; the same again starts nothing.")] = None,
-    priority: Annotated[str, typer.Option(metavar="NUMBER", help="Higher ones run first.")] = "0",
-    key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The key of its limit, where its code makes one.")
-    ] = None,
-    wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wait so long for its result, and print that.")
-    ] = None,
+    id: Annotated[str | None, Option("--id", metavar="ID", help="Its id; the same again starts nothing.")] = None,
+    priority: Annotated[str, Option(metavar="NUMBER", help="Higher ones run first.")] = "0",
+    key: Annotated[str | None, Option(metavar="TEXT", help="The key of its limit, where its code makes one.")] = None,
+    wait: Annotated[str | None, Option(metavar="TIME", help="Wait so long for its result, and print that.")] = None,
 ) -> None:
     """Start an execution of a workflow by its name, and print its id.
 
@@ -175,9 +170,9 @@ async def start(
 async def signal(
     session: Session,
     id: Id,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.", show_default=False)],
+    name: Annotated[str, Argument(metavar="NAME", help="The signal's name.", show_default=False)],
     value: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="Its value; nothing is null.", show_default=False)
+        str | None, Argument(metavar="JSON", help="Its value; nothing is null.", show_default=False)
     ] = None,
 ) -> None:
     """Send an execution a value that it waits for, or will.
@@ -233,7 +228,7 @@ async def cancel(session: Session, id: Id) -> None:
 
 FromStep = Annotated[
     str | None,
-    typer.Option("--from", metavar="STEP", help="The step, as show names it; name#1 is the second call of a name."),
+    Option("--from", metavar="STEP", help="The step, as show names it; name#1 is the second call of a name."),
 ]
 
 
@@ -256,13 +251,13 @@ async def fork(
     session: Session,
     id: Id,
     from_step: FromStep = None,
-    new: Annotated[str | None, typer.Option("--id", metavar="ID", help="The new execution's id.")] = None,
-    input: Annotated[str | None, typer.Option(metavar="JSON", help="Another input.")] = None,
+    new: Annotated[str | None, Option("--id", metavar="ID", help="The new execution's id.")] = None,
+    input: Annotated[str | None, Option(metavar="JSON", help="Another input.")] = None,
     state: Annotated[
-        str | None, typer.Option(metavar="JSON", help="An object: keys of the state, and what they are set to.")
+        str | None, Option(metavar="JSON", help="An object: keys of the state, and what they are set to.")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A key of the state to take away; repeat it for more.")
+        list[str] | None, Option(metavar="KEY", help="A key of the state to take away; repeat it for more.")
     ] = None,
 ) -> None:
     """Make a new execution that goes on from a step of another, with what was done before it; print its id.
@@ -287,7 +282,7 @@ async def fork(
 async def history(
     session: Session,
     id: Id,
-    after: Annotated[str, typer.Option(metavar="NUMBER", help="Only points after this one.")] = "0",
+    after: Annotated[str, Option(metavar="NUMBER", help="Only points after this one.")] = "0",
     number: Number = str(POINTS),
 ) -> None:
     """Print what happened to an execution, point by point; with --json a line each, with the state after it.
@@ -324,8 +319,8 @@ async def history(
 async def diff(
     session: Session,
     id: Id,
-    old: Annotated[str, typer.Argument(metavar="POINT", help="A step, or a number of history.", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="POINT", help="Another.", show_default=False)],
+    old: Annotated[str, Argument(metavar="POINT", help="A step, or a number of history.", show_default=False)],
+    new: Annotated[str, Argument(metavar="POINT", help="Another.", show_default=False)],
 ) -> None:
     """Print what differs between the states after two points of an execution's history; 0 is its beginning.
 
@@ -350,7 +345,7 @@ def _point(text: str) -> int | str:
 @command(commands)
 async def archive(
     session: Session,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Executions that have ended.", show_default=False)],
+    ids: Annotated[list[str], Argument(metavar="ID", help="Executions that have ended.", show_default=False)],
     keep: Keep = None,
 ) -> None:
     """Keep what there is of executions as blobs; nothing is deleted.
@@ -404,11 +399,11 @@ async def restore(session: Session, id: Id) -> None:
 async def cleanup(
     session: Session,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Those that ended so long ago, such as 12h.")
+        str | None, Option("--older-than", metavar="TIME", help="Those that ended so long ago, such as 12h.")
     ] = None,
     name: Name = None,
     keep: Keep = None,
-    no_archive: Annotated[bool, typer.Option("--no-archive", help="Do not archive them first.")] = False,
+    no_archive: Annotated[bool, Option("--no-archive", help="Do not archive them first.")] = False,
 ) -> None:
     """Remove executions that ended long ago, each after it was archived; an archive that fails deletes nothing.
 

@@ -50,7 +50,6 @@ from holdfast.engine import (
     check_keys,
     check_scan,
 )
-from holdfast.engines import sqlite_doctor
 from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.feed import follow
 from holdfast.engines.feed_tail import Tails
@@ -541,6 +540,8 @@ class SqliteEngine:
     async def inspect(self) -> list[Finding]:
         self._check_usable()
         with translating(self._path):
+            from holdfast.engines import sqlite_doctor
+
             return await self._loop.run_in_executor(None, sqlite_doctor.examine, self._path)
 
     async def backup(self, target: Path) -> None:

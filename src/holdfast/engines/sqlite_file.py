@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -445,6 +444,8 @@ class Bell:
 
     def _listen(self) -> int | None:
         """An inotify watch on the lock file; None where there is no inotify, or the loop cannot wait for it."""
+        import ctypes  # only who waits for others needs it
+
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "inotify_init1"):
             return None

@@ -183,13 +183,13 @@ class Blobs:
         """
         _check_ref(ref)
         size = encode(ref.size)
-        reference = Put(_reference_key(ref, holder), size, ttl_ms=optional_ms(ttl))
+        reference = Put(reference_key(ref, holder), size, ttl_ms=optional_ms(ttl))
         return Part((ValueIs(_key(ref.sha256), size),), (reference,))
 
     def detach(self, ref: BlobRef, holder: str) -> Part:
         """What your batch needs to end the reference; one that has ended already is no error."""
         _check_ref(ref)
-        return Part((), (Delete(_reference_key(ref, holder)),))
+        return Part((), (Delete(reference_key(ref, holder)),))
 
     # --- reading ---
 
@@ -503,7 +503,7 @@ def _key(sha256: str) -> str:
     return BLOBS.key(sha256)
 
 
-def _reference_key(ref: BlobRef, holder: str) -> str:
+def reference_key(ref: BlobRef, holder: str) -> str:
     return BLOBS.key(ref.sha256, check_name(holder, "holder"))
 
 

@@ -27,7 +27,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
-from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or, wait_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Entry, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput, NotFound
@@ -53,7 +53,6 @@ from holdfast.layers.correlation_entries import (
     status_in,
     tag_of,
 )
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.patterns import AGENTS_MAX, PATTERNS, profile_of
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SOLE, Sections

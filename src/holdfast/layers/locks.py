@@ -363,11 +363,6 @@ class Pool:
         return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
 
 
-def wait_ms(wait: Duration | None) -> int | None:
-    """How long to stand in line: 0 not at all, None as long as it takes."""
-    return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
-
-
 def ttl_of(ttl: Duration | None, profile: str) -> int:
     """The ttl of a lease: as given, or as the profile says."""
     if ttl is not None:

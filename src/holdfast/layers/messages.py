@@ -68,10 +68,11 @@ class Ending:
     value: bytes
     failures: int
     state: str = "reserved"
+    tag: str = ""
 
     @classmethod
     def of(cls, name: str, entry: Entry, state: str = "reserved") -> Ending:
-        return cls(name, entry.key, place_of(rest_of(entry.key)), entry.value, failures_of(entry), state)
+        return cls(name, entry.key, place_of(rest_of(entry.key)), entry.value, failures_of(entry), state, entry.tag)
 
     def gone(self) -> list[Part]:
         """It is not there any more, nor is anything about it."""
@@ -79,6 +80,11 @@ class Ending:
 
     def _leaving(self) -> list[Part]:
         return [Present(self.key), Delete(self.key), Increment(depth_key(self.name, self.state), -1)]
+
+    def back(self, tag: str) -> list[Part]:
+        """It goes back to where it was, as it was, but for its tag."""
+        put = Put(QUEUES.prefix("ready", self.name) + self.place.rest, self.value, None, tag)
+        return [*self._leaving(), put, _one_more(self.name, "ready")]
 
     def ready(self, failures: int | None = None, position: str | None = None, to: str | None = None) -> list[Part]:
         """It may be taken again, from its old place in the line unless told otherwise."""
@@ -95,9 +101,9 @@ class Ending:
 
     def _elsewhere(self, state: str, name: str, position: str | None, failures: int | None) -> list[Part]:
         place = self.place.at(position or self.place.position)
-        tag = failures_tag(self.failures if failures is None else failures)
+        tag = self.tag if failures is None else failures_tag(failures)
         forgotten: list[Part] = []
-        if self.failures and (not tag or name != self.name):
+        if self.failures and (not failures_tag(self.failures if failures is None else failures) or name != self.name):
             forgotten.append(Delete(REASONS.key(self.name, self.place.id)))
         put = Put(QUEUES.prefix(state, name) + place.rest, self.value, None, tag)
         return [*self._leaving(), put, _one_more(name, state), *forgotten]
@@ -128,6 +134,8 @@ class Message:
         """19 digits: unique in the space, ordered by time, kept wherever the message goes."""
         self.attempts = self._ending.failures
         """How often it failed before."""
+        self.is_redelivered = self._ending.tag != ""
+        """Whether somebody may have begun it before: it failed, or was with a consumer that died."""
         receiver.held[entry.key] = self
 
     @cached_property

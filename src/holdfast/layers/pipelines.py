@@ -9,8 +9,11 @@ stands now and the tasks that begin: on condition that the pipeline is as it was
 succeeds, and whoever dies in between has done it or not; nothing is submitted twice and nothing forgotten. `run` begins with every
 pipeline that is open, so what nobody was there for is made up for.
 
+A result that is too large to be a message is put as a blob, which the next task's state names (`link.input`) and its manager reads;
+it is kept as long as that task is.
+
 How it fails. A task that does not complete, and has no retries left, fails its stage and the pipeline: nothing new is submitted, what
-still runs ends by itself. So does a result that is too large to be a message, or that is no list where there should be items.
+still runs ends by itself. So does a result of more than FLOW_BYTES_MAX, or one that is no list where there should be items.
 """
 
 from __future__ import annotations
@@ -22,14 +25,13 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, sleep_or
+from holdfast.clock import Duration, as_datetime, sleep_or, wait_ms
 from holdfast.codec import decode, encode
-from holdfast.engine import SCAN_MAX, Absent, Entry, Operation, Put, cursor_at
+from holdfast.engine import SCAN_MAX, Absent, Condition, Entry, Operation, Put, cursor_at
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound, TaskFailed, TaskPending
 from holdfast.keys import check_name
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.pipeline_states import (
     ITEMS_MAX,
     OPEN,
@@ -44,14 +46,19 @@ from holdfast.layers.pipeline_states import (
 )
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
+from holdfast.layers.task_output import holder_of
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.task_states import ENDED, STATES, Link, TaskState, state_key, state_of, status_in
-from holdfast.layers.task_submission import submission
+from holdfast.layers.task_submission import MESSAGE_BYTES_MAX, submission
 from holdfast.layers.tid import new_tid
 from holdfast.layers.transact import Transaction, transact
 
 SUBMITTED_MAX: Final = 10
 """Tasks that one step submits: a batch has room for that many. The next step submits the next."""
+STEP_BYTES: Final = 8 * 1024 * 1024
+"""When the messages of one step have so many, the next step goes on: a batch has room for twice that."""
+FLOW_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What flows from the tasks of one stage to the next: whoever moves the pipeline on has it in memory."""
 RETRY_MS: Final = 200
 Items = list
 
@@ -173,6 +180,7 @@ class Pipelines:
             if after.ended:
                 tx.delete(OPEN + id)
             tx.operations += step.operations
+            tx.conditions += step.conditions
             return True
 
         return await transact(lambda: Transaction(self._scope), work)
@@ -183,11 +191,13 @@ class _Step:
 
     def __init__(self, scope: Scope, handle: PipelineHandle, state: PipelineState) -> None:
         self.operations: Items[Operation] = []
+        self.conditions: Items[Condition] = []
         self._scope = scope
         self._handle = handle
         self._before = state
         self._stages = dict(state.stages)
         self._submitted = 0
+        self._bytes = 0
 
     async def taken(self) -> PipelineState:
         """Where the pipeline stands after it."""
@@ -258,10 +268,10 @@ class _Step:
         live = sum(part.status not in ENDED for part in parts)
         for item, part in enumerate(parts):
             if self._room(live, stage.max_workers) and part.status in ENDED and part.status != "completed":
-                parts[item] = self._submit(stage, items[item], item, part.try_ + 1)
+                parts[item] = await self._submit(stage, items[item], item, part.try_ + 1)
                 live += 1
         while len(parts) < len(items) and self._room(live, stage.max_workers):
-            parts.append(self._submit(stage, items[len(parts)], len(parts), 1))
+            parts.append(await self._submit(stage, items[len(parts)], len(parts), 1))
             live += 1
         status = "completed" if not items else "running"
         self._stages[stage.name] = msgspec.structs.replace(state, status=status, items=len(items), parts=tuple(parts))
@@ -273,13 +283,22 @@ class _Step:
         return (wants or again) and self._room(live, workers)
 
     def _room(self, live: int, workers: int) -> bool:
-        return live < workers and self._submitted < SUBMITTED_MAX
+        return live < workers and self._submitted < SUBMITTED_MAX and self._bytes < STEP_BYTES
 
-    def _submit(self, stage: Any, message: Any, item: int, try_: int) -> Part:
+    async def _submit(self, stage: Any, message: Any, item: int, try_: int) -> Part:
         scope, now = self._scope, self._scope.clock.now_ms()
         tid = new_tid(now)
         spec = TaskSpec.of({"name": f"{self._before.spec.name}.{stage.name}"[:128], **stage.spec})
         link = Link(self._before.id, stage.name, item, try_)
+        if len(body := encode(message)) > MESSAGE_BYTES_MAX:
+            blobs = self._handle.blobs
+            ref, message = await blobs.put(body), None
+            link = msgspec.structs.replace(link, input=ref)
+            conditions, operations = blobs.attach(ref, holder_of(tid, "inbox"))
+            self.conditions += conditions
+            self.operations += operations
+        else:
+            self._bytes += len(body)
         made = submission(tid, spec, message, owner=scope.actor, now_ms=now, redaction=scope.redaction, link=link)
         self.operations += made.operations
         self._submitted += 1
@@ -287,11 +306,23 @@ class _Step:
 
     async def _message(self, before: tuple[str, ...], each: str | None) -> Any:
         if each is not None:
-            return await self._handle.stage_result(each, self._stages[each])
+            return await self._result(each)
         if not before:
             return self._before.input
-        results = {name: await self._handle.stage_result(name, self._stages[name]) for name in before}
+        results = {name: await self._result(name) for name in before}
         return results[before[0]] if len(before) == 1 else results
+
+    async def _result(self, name: str) -> Any:
+        """What a stage gave, unless that is too much to flow."""
+        keys = [state_key(part.tid) for part in self._stages[name].parts]
+        entries = await self._scope.engine.get(self._scope.space, keys)
+        states = [state_of(entry) for entry in entries if entry is not None]
+        kept = [state.result or state.output for state in states]
+        if (size := sum(each.size for each in kept if each is not None)) > FLOW_BYTES_MAX:
+            raise InvalidInput(
+                f"stage {name!r} gave {size:,} bytes; {FLOW_BYTES_MAX:,} can flow to the next: give a reference instead"
+            )
+        return await self._handle.stage_result(name, self._stages[name])
 
 
 class PipelineHandle:
@@ -302,6 +333,11 @@ class PipelineHandle:
         self._scope = scope
         self._coordination = coordination
         self._blobs = blobs
+
+    @property
+    def blobs(self) -> Blobs:
+        """Where what is too large for a message is."""
+        return self._blobs()
 
     async def state(self) -> PipelineState:
         """Where it stands: its status, that of each stage, and their tasks."""

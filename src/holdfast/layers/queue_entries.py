@@ -3,6 +3,7 @@
     queues/ready/<q>/<rest>            a message that may be taken; its value is the body and nothing else
     queues/delayed/<q>/<rest>          one whose time has not come
     reserved/<q>/<lease>/<rest>        one that a consumer has; under the lease "-", which never lives, a dead letter
+    reserved/<q>/<lease>~/<rest>       the same of a consumer that takes some ahead: it may have begun, or not
     consumers/<q>/<lease>              a consumer's lease, kept alive as long as it lives
     depths/<q>/<what>                  how many are ready, delayed, reserved, dead; the registry of queues, too
     dedup/<q>/<key>                    the id of the message that was put under this key, for a window
@@ -15,14 +16,13 @@ one Take, and stands where it would stand had it been put then. An id that the s
 `…/<id>/@<agent>`, so that nobody can make a message that takes the place of another's.
 
 A message keeps its id wherever it goes. How often it failed is the entry's tag; a message that never did has none, so nothing is
-read or written about it.
+read or written about it. One that was taken ahead by a consumer that died has the tag "0".
 """
 
 from __future__ import annotations
 
-import random
+import os
 import re
-import secrets
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -43,6 +43,10 @@ REASONS: Final = Subspace("reasons")
 
 NO_LEASE: Final = "-"
 """Where dead letters are."""
+AHEAD: Final = "~"
+"""Behind a lease: what was taken ahead under it."""
+SUSPECT: Final = "0"
+"""The tag of a message that never failed, as far as anybody knows, and may have begun when its consumer died."""
 STATES: Final = ("ready", "delayed", "reserved", "dead")
 PRIORITY_MIN: Final = -500
 PRIORITY_MAX: Final = 499
@@ -85,6 +89,8 @@ class Requeue(msgspec.Struct, frozen=True):
         longest = duration_ms(self.max)
         steps = min(failures - 1, 64)
         delay = min(duration_ms(self.backoff) * self.factor**steps, longest)
+        import random  # only who waits to try again needs it
+
         return max(1, round(delay * (1 + random.uniform(-self.jitter, self.jitter))))  # noqa: S311 - spreads, guards nothing
 
 
@@ -177,7 +183,7 @@ class _Ids:
 
     def next(self, now_ms: int) -> str:
         if self.last >> ID_SHIFT < now_ms:
-            self.last = (now_ms << ID_SHIFT) + _HALF + secrets.randbelow(_HALF // 2)
+            self.last = (now_ms << ID_SHIFT) + _HALF + int.from_bytes(os.urandom(4)) % (_HALF // 2)
         else:
             self.last += 1
         return f"{self.last:0{ID_DIGITS}d}"

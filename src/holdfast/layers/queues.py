@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, duration_ms
+from holdfast.clock import Duration, as_datetime, duration_ms, wait_ms
 from holdfast.codec import decode, encode, integer
 from holdfast.engine import (
     OPERATIONS_MAX,
@@ -50,7 +50,6 @@ from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.dead_letters import DeadLetters
 from holdfast.layers.gathering import Gathering
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.messages import Ending, Message, Part, noting
 from holdfast.layers.queue_entries import (
     DEDUP,
@@ -357,9 +356,9 @@ class Queue:
         noted = [] if self.options.on_death == "clear" else [await noting(self, ending, reason)]
         await self.commit(*parts, *noted)
 
-    async def _unbegun(self, entry: Entry, reason: str) -> None:
+    async def _unbegun(self, entry: Entry, tag: str) -> None:
         """A message that was taken ahead goes back to where it was."""
-        await self.commit(*Ending.of(self.name, entry).ready())
+        await self.commit(*Ending.of(self.name, entry).back(tag))
 
     async def ack(self, id: str) -> None:
         """Acknowledge a reserved message by its id; NotFound if it is not reserved."""

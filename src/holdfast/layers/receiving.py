@@ -3,13 +3,12 @@
 It holds a lease, `consumers/<q>/<lease>`, and takes messages by moving them under it (`Take`), as many at once as somebody waits for
 and are wanted ahead. Those taken ahead have not begun: when the receiver stops, they go back to where they were.
 
+Whoever takes nothing ahead takes to `reserved/<q>/<lease>/`, others to `reserved/<q>/<lease>~/`. There messages stay when they are handed
+out, which so costs nothing; only one with a tag is moved to the other place first. `leavings.py` tells what that is for.
+
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
 delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
 Take that found nothing, or of the look before it. While there is more than it can take, it looks every LOOK_MS instead.
-
-Messages of a consumer whose lease has ended are moved under one's own, on condition that it has, and fail: one attempt more,
-with the reason, and then what `on_death` says. The dead one's acknowledgement, should it come back to life, is refused, since the
-message is not where it was; if nobody was there to take it, it is acknowledged all the same.
 
 How it fails. Whether a Take that was cut off has happened is seen by looking under one's own lease, and so is what became of a message
 whose end was not acknowledged: if it is still there, it is handed out again. A lease that was lost is replaced by a new one; what was
@@ -21,15 +20,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from holdfast.clock import sleep_or
 from holdfast.codec import encode
 from holdfast.engine import (
     SCAN_MAX,
     TAKE_MAX,
-    Absent,
     Batch,
     Change,
     Condition,
@@ -45,9 +45,10 @@ from holdfast.engine import (
 from holdfast.errors import Compacted, Conflict, Empty, Error, OutcomeUnknown, RateLimitExceeded, Unavailable
 from holdfast.ids import new_id
 from holdfast.layers.leases import Lease, Leases
+from holdfast.layers.leavings import Leavings, Settle
 from holdfast.layers.queue_entries import (
+    AHEAD,
     CONSUMERS,
-    NO_LEASE,
     PRIORITY_MAX,
     PRIORITY_MIN,
     RESERVED,
@@ -72,16 +73,13 @@ SPINS: Final = 8
 """Turns of the event loop that are waited before it counts as waiting."""
 RETRY_MS: Final = 200
 PROMOTED_MAX: Final = 64
-RECLAIMED_MAX: Final = 64
-"""Delayed messages of one priority, and messages of a dead consumer, that one commit moves."""
+"""Delayed messages of one priority that one commit moves."""
 NOTHING: Final = "nothing came to queue {!r} in time; wait again, or do something else"
 
 log = logging.getLogger("holdfast.queues")
 
 Operations = tuple[Operation, ...]
 Conditions = tuple[Condition, ...]
-Settle = Callable[[Entry, str], Awaitable[None]]
-"""What to do with a message; the text is why."""
 
 
 class Receiver:
@@ -108,8 +106,8 @@ class Receiver:
         self.left: set[str] = set()
         """Keys of messages that stay under the lease on purpose."""
         self._leases = leases
-        self._abandoned = abandoned
         self._unbegun = unbegun
+        self._leavings = Leavings(scope, name, abandoned, unbegun)
         self._ended = ended
         self._waiting: deque[asyncio.Future[Entry]] = deque()
         self._impatient: set[asyncio.Future[Entry]] = set()
@@ -151,15 +149,16 @@ class Receiver:
             if len(self._ahead) * 2 <= self.prefetch:
                 self._low = True
                 self._want()
-            return entry
+            return entry if not entry.tag else await self._begin(entry, deadline)
         reply: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
         self._waiting.append(reply)
         try:
             if deadline is None:
                 if not self._asleep:
                     self._want()
-                return await reply
-            return await self._until(reply, deadline)
+                entry = await reply
+            else:
+                entry = await self._until(reply, deadline)
         except BaseException:
             if reply.done() and not reply.cancelled() and reply.exception() is None:
                 self._give_back(reply.result())
@@ -167,6 +166,27 @@ class Receiver:
             raise
         finally:
             self._impatient.discard(reply)
+        return entry if not entry.tag else await self._begin(entry, deadline)
+
+    async def _begin(self, entry: Entry, deadline: int | None) -> Entry:
+        """A message that may have ended a consumer begins: from here on its consumer's death is its failure."""
+        lease = self.lease
+        if lease is None or not entry.key.startswith(self._ahead_prefix(lease)):
+            return entry
+        key = self._prefix(lease) + entry.key[len(self._ahead_prefix(lease)) :]
+        moved = (Delete(entry.key), Put(key, entry.value, None, entry.tag))
+        self.held.pop(entry.key, None)
+        try:
+            await self._commit(moved, (Present(entry.key), Present(lease.key)))
+        except Conflict:
+            self._want()
+            return await self.receive(deadline)  # somebody else has it now
+        except BaseException:
+            self._unsure = True  # it is in one of the two places
+            self._want()
+            raise
+        self.held[key] = None
+        return msgspec.structs.replace(entry, key=key)
 
     async def _until(self, reply: asyncio.Future[Entry], deadline: int) -> Entry:
         clock = self.scope.clock
@@ -252,6 +272,7 @@ class Receiver:
                         self._ended()
                         return
                     continue
+                impatient = set(self._impatient)  # who comes during this look gets one of its own
                 try:
                     taken, asked = await self._fetch()
                 except Error as exc:
@@ -262,7 +283,7 @@ class Receiver:
                 if taken >= asked:
                     self._stop_watching()  # busy
                 elif self._waiting:
-                    _refuse(self._impatient, Empty(NOTHING.format(self.name)))
+                    self._refuse_impatient(impatient, Empty(NOTHING.format(self.name)))
                     if any(not reply.done() for reply in self._waiting):
                         await self._sleep()
         except asyncio.CancelledError:
@@ -282,6 +303,10 @@ class Receiver:
                 self.held[entry.key] = None
                 reply.set_result(entry)
 
+    def _refuse_impatient(self, impatient: set[asyncio.Future[Entry]], exc: Error) -> None:
+        _refuse(impatient, exc)
+        self._impatient -= impatient
+
     async def _stumble(self, exc: Error) -> None:
         """Something failed: who waits goes on waiting if it may get better, and is told otherwise."""
         if isinstance(exc, Conflict) and self.lease is not None and exc.key == self.lease.key:
@@ -292,7 +317,7 @@ class Receiver:
         elif not isinstance(exc, RateLimitExceeded):
             _refuse(self._waiting, exc)
             return
-        _refuse(self._impatient, exc)
+        self._refuse_impatient(set(self._impatient), exc)
         log.warning("messages of queue %s could not be taken; it is tried again: %s", self.name, exc)
         pause_ms = round(exc.retry_after * 1000) if isinstance(exc, RateLimitExceeded) else RETRY_MS
         clock = self.scope.clock
@@ -322,7 +347,7 @@ class Receiver:
         while self._ahead:
             entry = self._ahead.popleft()
             try:
-                await self._unbegun(entry, "")
+                await self._unbegun(entry, entry.tag)
             except Error as exc:
                 log.warning("message %s of queue %s could not be given back yet: %s", entry.key, self.name, exc)
                 self._unsure = True
@@ -422,7 +447,8 @@ class Receiver:
                 operations.append(self._promoting(pp, now, n))
                 room -= n
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        take = Take(ready_prefix(self.name), self._prefix(lease), asked, None, *counters)
+        target = self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
+        take = Take(ready_prefix(self.name), target, asked, None, *counters)
         receipt = await self._commit((*operations, take), (Present(lease.key),))
         taken = self._keep(receipt)
         if operations:
@@ -452,11 +478,15 @@ class Receiver:
     def _prefix(self, lease: Lease) -> str:
         return RESERVED.prefix(self.name, _last(lease.key))
 
+    def _ahead_prefix(self, lease: Lease) -> str:
+        return RESERVED.prefix(self.name, _last(lease.key) + AHEAD)
+
     async def _adopt(self, lease: Lease) -> None:
         """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""
-        known = self.held.keys() | self.left | {entry.key for entry in self._ahead}
-        page = await self.scope.engine.scan(self.scope.space, self._prefix(lease), limit=SCAN_MAX)
-        self._ahead.extend(entry for entry in page.entries if entry.key not in known)
+        known = self.held.keys() | self.left | {each.key for each in self._ahead}
+        for prefix in (self._prefix(lease), self._ahead_prefix(lease)):
+            page = await self.scope.engine.scan(self.scope.space, prefix, limit=SCAN_MAX)
+            self._ahead.extend(entry for entry in page.entries if entry.key not in known)
         self._unsure = False
 
     # --- looking ---
@@ -473,7 +503,7 @@ class Receiver:
         gone = self._others - live
         self._others = live
         if gone or self._searched_at is None or now - self._searched_at >= SEARCH_MS:
-            await self._search(lease, live)
+            await self._leavings.search(_last(lease.key), live)
             self._searched_at = now
         self._looked_at = now
 
@@ -493,36 +523,6 @@ class Receiver:
             after = f"{prefix}{place.pp}0"  # the first key after this priority's: "0" follows "/"
         self._due = due
         return revision or 0
-
-    async def _search(self, lease: Lease, live: set[str]) -> None:
-        """Find what dead consumers have left: one look per lease that has something."""
-        prefix = RESERVED.prefix(self.name)
-        after = f"{prefix}{NO_LEASE}0"  # dead letters are no business of this
-        while True:
-            page = await self.scope.engine.scan(self.scope.space, prefix, after=after, limit=1)
-            if not page.entries:
-                return
-            found = page.entries[0].key[len(prefix) :].partition("/")[0]
-            after = f"{prefix}{found}0"
-            if found not in live and found != _last(lease.key):
-                await self._reclaim(lease, found)
-
-    async def _reclaim(self, lease: Lease, dead: str) -> None:
-        source, key = RESERVED.prefix(self.name, dead), CONSUMERS.key(self.name, dead)
-        while True:
-            take = Take(source, self._prefix(lease), RECLAIMED_MAX)
-            try:
-                receipt = await self._commit((take,), (Present(lease.key), Absent(key)))
-            except Conflict as conflict:
-                if conflict.key != key:
-                    raise
-                return  # it lives
-            entries = receipt.results[0]
-            assert isinstance(entries, list)  # noqa: S101 - what a Take gives
-            for entry in entries:
-                await self._abandoned(entry, "its consumer died")
-            if len(entries) < RECLAIMED_MAX:
-                return
 
     # --- being told ---
 
@@ -593,8 +593,7 @@ def _last(key: str) -> str:
     return key[key.rindex("/") + 1 :]
 
 
-def _refuse(replies: deque[asyncio.Future[Entry]] | set[asyncio.Future[Entry]], exc: BaseException) -> None:
+def _refuse(replies: Iterable[asyncio.Future[Entry]], exc: BaseException) -> None:
     for reply in replies:
         if not reply.done():
             reply.set_exception(exc)
-    replies.clear()

@@ -4,6 +4,8 @@ The state of a task that has ended expires by itself, and with it everything tha
 envelope that names a blob. Its spec, its log, its output and what is left of its messages are removed here, by the caretaker: the
 index of finished tasks is in the order in which they may go, so looking costs one page, however many tasks are kept.
 
+The log also tells of a message that was too large and is in a blob: the reference to that is removed with it.
+
 What belongs to a task goes first, in batches; its place in the index and its count go last, in one batch, on condition that it
 is still there. So whoever is killed in between, or does it twice, removes and counts nothing twice. An entry of the index whose task
 is still there is left alone: clocks differ, and clients that bypass the library write what they like.
@@ -11,18 +13,22 @@ is still there is left alone: clocks differ, and clients that bypass the library
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Increment, Present
-from holdfast.errors import Conflict, Damaged
+from holdfast.errors import Conflict, Damaged, Error
+from holdfast.layers.blobs import reference_key
 from holdfast.layers.queue_entries import RESERVED, ready_prefix
-from holdfast.layers.task_output import outbox_prefix
+from holdfast.layers.task_output import holder_of, outbox_prefix
 from holdfast.layers.task_states import (
     COUNTS,
     CTRL_IN,
     CTRL_OUT,
     FINISHED,
+    LOG,
     RESULTS,
+    event_of,
     log_prefix,
     spec_key,
     state_key,
@@ -63,8 +69,9 @@ async def _collect(engine: Engine, space: str, entry: Entry) -> bool:
         ready_prefix(name),
         RESERVED.prefix(name),
     ):
-        while found := (await engine.scan(space, prefix, limit=OPERATIONS_MAX)).entries:
-            await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(Delete(each.key) for each in found)))
+        while found := (await engine.scan(space, prefix, limit=OPERATIONS_MAX // 2)).entries:
+            keys = {each.key: None for each in found} | dict.fromkeys(_references(tid, found))
+            await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(map(Delete, keys))))
     counted: tuple[Increment, ...]
     try:
         counted = (Increment(COUNTS + status_in(entry.tag), -1),)
@@ -76,6 +83,18 @@ async def _collect(engine: Engine, space: str, entry: Entry) -> bool:
     except Conflict:
         return False  # another process did it
     return True
+
+
+def _references(tid: str, entries: Iterable[Entry]) -> Iterator[str]:
+    """The references to blobs that were its input, as its log tells; most tasks have none."""
+    for entry in entries:
+        if entry.key.startswith(LOG) and b'"input"' in entry.value:
+            try:
+                state = event_of(entry.key, entry.value, entry.tag).state
+            except Error:
+                continue  # clients that bypass the library write what they like
+            if state is not None and state.link is not None and state.link.input is not None:
+                yield reference_key(state.link.input, holder_of(tid, "inbox"))
 
 
 def _tid(entry: Entry) -> str:

@@ -20,13 +20,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
-from holdfast.clock import Clock, Duration, as_datetime, sleep_or
+from holdfast.clock import Clock, Duration, as_datetime, sleep_or, wait_ms
 from holdfast.codec import decode
 from holdfast.engine import Delete, Entry, Increment, cursor_at
 from holdfast.errors import Compacted, Conflict, Damaged, NotFound, TaskFailed, TaskPending
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.queue_entries import depth_key
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_control import ENDING, Command, ControlAnswer, asking, writing

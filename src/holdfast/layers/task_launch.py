@@ -16,7 +16,7 @@ from holdfast.engine import Condition, Operation
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.task_output import Spool, StreamName, TextSplitter, Written
 from holdfast.layers.task_spec import TaskSpec
-from holdfast.layers.task_states import TaskError, TaskState
+from holdfast.layers.task_states import StopReason, TaskError, TaskState
 
 RESULT_UNSET: Final = msgspec.UNSET
 MANAGER: Final = "holdfast.manager"
@@ -63,6 +63,8 @@ class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a function returned; left out where there is none."""
     error: TaskError | None = None
     reason: str | None = None
+    stop: StopReason | None = None
+    """The limit for which it was ended, if it was."""
     peak_memory_mb: float | None = None
     cpu_seconds: float | None = None
     max_fds: int | None = None
@@ -80,6 +82,8 @@ class Launch:
         self.version = 0
         self.written = Written(0, state.attempt)
         self._raw = message
+        self.input: bytes | None = None
+        """Its message, where that was in a blob."""
         self.request = request
         self._blobs = blobs
         self.spool = Spool(blobs, spec.output_bytes_max)
@@ -93,7 +97,7 @@ class Launch:
     @property
     def message(self) -> Any:
         """What its inbox message says; None when it says nothing."""
-        return decode(self._raw)
+        return decode(self._raw if self.input is None else self.input)
 
     @property
     def raw(self) -> bytes:

@@ -27,7 +27,7 @@ import msgspec
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Condition, Entry, Page, Present, Put
-from holdfast.errors import Conflict, InvalidInput, LeaseLost, OutcomeUnknown
+from holdfast.errors import Conflict, Damaged, InvalidInput, LeaseLost, NotFound, OutcomeUnknown
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.leases import Lease
 from holdfast.layers.scope import Scope
@@ -203,6 +203,12 @@ class TaskLedger:
             paused=False,
         )
         launch = Launch(spec, after, message.value, self._blobs, request)
+        if state.link is not None and state.link.input is not None:
+            try:
+                launch.input = await self._blobs.read(state.link.input)
+            except (NotFound, Damaged) as exc:
+                await self._settle(state, version, f"its input cannot be read: {exc}", request, "failed", conditions)
+                return None
         launch.written = Written(await self._chunks(state), after.attempt)
         parts = advance(state, version, after, self._spec(spec, after.tid), self._clock.now_ms())
         parts |= Parts(conditions, ()) | reserving(state, message.value, self.tid)
@@ -311,10 +317,14 @@ class TaskLedger:
                 spilled_ms=spilled_ms,
             )
             parts |= more
+        stop = state.stop
+        if stop is None and outcome.stop is not None:
+            stop = TaskStop(outcome.stop, as_datetime(now))
         after = ending(
             state,
             status,
             now,
+            stop=stop,
             return_code=outcome.return_code,
             reason=None if status == "completed" else reason or status,
             error=error,

@@ -15,7 +15,6 @@ repeat with each event is left out.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import re
@@ -336,6 +335,8 @@ def _part(fields: Mapping[str, Any], kind: type[Any], name: str) -> Any:
 def _refuse_unknown(fields: Mapping[str, Any], known: tuple[str, ...], within: str) -> None:
     for name in fields:
         if name not in known:
+            import difflib
+
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f"did you mean {within}{near[0]}?" if near else f"there are {', '.join(known)}"
             raise InvalidInput(f"a task's spec has no field {within + str(name)!r:.80}; {hint}")

@@ -105,6 +105,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     stage: str
     item: int = 0
     try_: int = msgspec.field(default=1, name="try")
+    input: BlobRef | None = None
+    """Its message, where that is too large to be one."""
 
 
 class TaskState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

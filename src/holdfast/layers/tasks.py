@@ -158,6 +158,8 @@ class Tasks:
 
     async def _message_of(self, state: TaskState) -> Any:
         """What its message said, if it is still there: a failed one is among the dead letters."""
+        if state.link is not None and state.link.input is not None:
+            return decode(await self._blobs().read(state.link.input))
         from holdfast.layers.queues import Queue
 
         name = f"T{state.tid}.reserved"

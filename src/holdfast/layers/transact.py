@@ -11,7 +11,6 @@ no protection against phantoms: a transaction reads keys, not ranges.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -100,6 +99,8 @@ async def transact(
         except Conflict as conflict:
             if attempts <= 0 or conflict.key not in transaction._read:
                 raise
+            import random  # only who meets another needs it
+
             await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - spreads contenders, guards nothing
             pause = min(pause * 2, PAUSE_S_MAX)
         else:

@@ -59,15 +59,19 @@ def _told(ended: Ended, spec: TaskSpec) -> TaskOutcome:
     code = ended.code
     match ended.reason:
         case "timeout":
-            return TaskOutcome("timeout", code, reason=f"it ran longer than {(spec.timeout_ms or 0) / 1000:g} s")
+            return TaskOutcome(
+                "timeout", code, reason=f"it ran longer than {(spec.timeout_ms or 0) / 1000:g} s", stop="timeout"
+            )
         case "stopped":
             return TaskOutcome("cancelled", code, reason="stop")
         case "killed":
             return TaskOutcome("killed", code, reason="kill")
         case "memory":
-            return TaskOutcome("killed", code, reason=f"memory: it used more than {spec.limits.memory_mb:g} MiB")
+            return TaskOutcome(
+                "killed", code, reason=f"memory: it used more than {spec.limits.memory_mb:g} MiB", stop="memory"
+            )
         case "fds":
-            return TaskOutcome("killed", code, reason=f"fds: it had more than {spec.limits.max_fds} open")
+            return TaskOutcome("killed", code, reason=f"fds: it had more than {spec.limits.max_fds} open", stop="fds")
         case "lost":
             return TaskOutcome("failed", code, reason=LOST, lost=True)
     if ended.failure is not None:

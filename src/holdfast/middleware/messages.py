@@ -1,7 +1,8 @@
 """What must hold for a batch to do nothing with messages that its sender may not: the claims of `verbs.py` for queues.
 
     queues/      everybody appends; whoever chooses an id has its name behind it; one changes what one owns
-    reserved/    messages come here by Take alone, under a live lease of one's own; what is another's is not touched, and what a
+    reserved/    messages come here by Take alone, under a live lease of one's own, `<lease>~` for what is taken ahead and may move
+                 to `<lease>`; what is another's is not touched, and what a
                  consumer left can be taken once its lease has ended; only who has a message makes it a dead letter ("-")
     consumers/   a lease is its owner's, and has a ttl
     depths/      numbers that everybody adds to; they go when what they count is gone
@@ -47,7 +48,8 @@ _DEDUP: Final = re.compile(r"dedup/[^/]+/.+", re.S)
 _LINE: Final = re.compile(rf"queues/ready/{_NAME}/")
 _DUE: Final = re.compile(rf"queues/delayed/{_NAME}/(\d{{3}})/", re.A)
 _STANDING: Final = re.compile(rf"queues/ready/{_NAME}/(\d{{3}})/", re.A)
-_HANDS: Final = re.compile(rf"reserved/{_NAME}/([0-9a-f]{{30}})/", re.A)
+_HANDS: Final = re.compile(rf"reserved/{_NAME}/([0-9a-f]{{30}})~?/", re.A)
+_LEASE: Final = re.compile(r"[0-9a-f]{30}")
 
 DEAD: Final = "-"
 
@@ -103,9 +105,15 @@ def _reserved(op: Operation, key: str, batch: Batch, orchestrator: bool) -> list
         raise Misplaced(key, "it is no message's place")
     if isinstance(op, Delete):
         return [] if orchestrator and match[2] == DEAD else [Mine(key)]
-    if match[2] != DEAD:
-        raise Misplaced(key, "a message is reserved by taking it")
-    return [Present(_given_up(key, match[3], batch)), Mine(key)]
+    if match[2] == DEAD:
+        return [Present(_given_up(key, match[3], batch)), Mine(key)]
+    if isinstance(op, Put) and op.ttl_ms is None and _LEASE.fullmatch(match[2]):
+        mine = f"reserved/{match[1]}/{match[2]}"
+        ahead = f"{mine}~{key.removeprefix(mine)}"
+        if Delete(ahead) in batch.operations:  # it was taken ahead under the same lease, and begins
+            lease = f"consumers/{match[1]}/{match[2]}"
+            return [Present(ahead), Mine(key), Present(lease), Mine(lease)]
+    raise Misplaced(key, "a message is reserved by taking it")
 
 
 def _given_up(key: str, tail: str, batch: Batch) -> str:

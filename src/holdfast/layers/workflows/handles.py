@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
-from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or, wait_ms
 from holdfast.codec import decode, encode, integer
 from holdfast.engine import SCAN_MAX, cursor_at
 from holdfast.errors import ExecutionFailed, InvalidInput, NotFound, TimedOut
@@ -25,7 +25,6 @@ from holdfast.ids import new_id
 from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.diffs import Difference
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from holdfast.clock import wait_ms
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
 from holdfast.identity import AGENT
 from holdfast.layers.correlation_entries import ID_BYTES_MAX, Decision, Status
 from holdfast.layers.correlations import Correlation, CorrelationView, SignalOutcome
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.patterns import AGENTS_MAX
 from holdfast.server.http.endpoint import Call, endpoint
 from holdfast.server.http.shapes import InSpace, Lifetime, PageSize, Prefix, WaitText, Wire

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.clock import as_datetime
+from holdfast.clock import as_datetime, wait_ms
 from holdfast.errors import Conflict, Empty, InvalidInput, LeaseLost, NotFound
 from holdfast.layers.deliveries import deliver, extend, message_text, put_once, read_message, settle
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.queue_entries import (
     ATTEMPTS_MAX,
     DEDUP_BYTES_MAX,

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.clock import wait_ms
 from holdfast.errors import AccessDenied, Conflict, ExecutionFailed, InvalidInput, NotFound, TimedOut
-from holdfast.layers.locks import wait_ms
 from holdfast.layers.workflows.definitions import NAME_BYTES_MAX
 from holdfast.layers.workflows.entries import COMPLETED, ID_BYTES_MAX, check_execution
 from holdfast.layers.workflows.handles import ExecutionHandle, ExecutionView, Workflows
