@@ -69,7 +69,7 @@ class Service:
         except Unwanted:
             await self._drop(message)
         except Outdated:
-            await self._give_back(message, RETRY_S)
+            await message.give_back(delay=RETRY_S)
         except LeaseLost as exc:
             log.info("a step is another worker's: %s", exc)
         except Error as exc:
