@@ -369,6 +369,8 @@ class Worker:
         if before.message.id == message.id:  # it was taken from us and came back: the lease had ended
             before.lose()
             return True
+        if execution.message == message.id and _waits(execution):
+            return True  # the one it was put aside with: the other run was woken in vain, and is about to see that
         if not _is_aside(execution, message):
             # It ended, was seen to have ended, and was tried again, all before its run here was over.
             return execution.status == PENDING and execution.started_at is not None
@@ -432,7 +434,11 @@ class Worker:
 
 def _is_aside(execution: Execution, message: Message) -> bool:
     """Put aside, with another message or none."""
-    return execution.message != message.id and (bool(execution.waits) or execution.status == PAUSED)
+    return execution.message != message.id and _waits(execution)
+
+
+def _waits(execution: Execution) -> bool:
+    return bool(execution.waits) or execution.status == PAUSED
 
 
 def _execution_in(message: Message) -> str | None:
