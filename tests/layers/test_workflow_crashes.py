@@ -320,6 +320,15 @@ async def test_a_program_killed_at_any_commit_ends_as_if_nothing_had_happened(se
     await disturbed(seed, tmp_path)
 
 
+@pytest.mark.parametrize(("seed", "at", "after"), [(210, 25, False), (210, 68, True), (210, 69, False)])
+async def test_programs_that_once_came_to_another_end_do_not_any_more(
+    seed: int, at: int, after: bool, tmp_path: Path
+) -> None:
+    """All messages of an execution dropped; a list begun anew by a branch that was ahead of the one that had begun it."""
+    expected, _ = await lived(seed, tmp_path, None)
+    assert (await lived(seed, tmp_path, at, after=after))[0] == expected
+
+
 def test_the_programs_make_every_call_there_is() -> None:
     def calls(given: Program) -> set[str]:
         found = {call["call"] for call in given}

@@ -116,7 +116,7 @@ class Journal:
         async for entry in every(self.scope, prefix):
             self.has_state = True
             if entry.tag:
-                generations[entry.key[len(prefix) :]] = decode(entry.value, str)
+                generations[entry.key[len(prefix) :]] = entry.tag, decode(entry.value, str)
         if not self.has_state and not self.version and not any(record.body for record in self.records.values()):
             return  # no state was ever written: the log has nothing that replay needs
         events = [decode(entry.value, LogEvent) async for entry in every(self.scope, self._log)]

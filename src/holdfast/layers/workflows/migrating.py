@@ -100,7 +100,8 @@ async def _migrate(run: Run, shape: Shape, known: StateType) -> None:
     await journal.commit(
         [*operations, journal.record(STATE, state_record(shape.version)), Push(log_prefix(journal.id), encode(told))]
     )
-    journal.view.generations |= fresh.generations
+    kept = {key: each for key, each in journal.view.generations.items() if key not in removed and key not in changed}
+    journal.view.generations = kept | fresh.generations
     journal.view.next()
     journal.migrated(told, version, upgrade_of(shape, known))
     journal.view.settled = journal.view.number

@@ -63,7 +63,7 @@ from holdfast.layers.workflows.entries import (
 from holdfast.layers.workflows.journal import Journal
 from holdfast.layers.workflows.mail import sending, waking
 from holdfast.layers.workflows.performing import Task, attempt_once, takes_ctx
-from holdfast.layers.workflows.state import APPEND, DELETE, JOIN, SET, View
+from holdfast.layers.workflows.state import DELETE, KINDS, SET, View
 
 if TYPE_CHECKING:
     from holdfast.layers.workflows.running import Host
@@ -278,8 +278,8 @@ async def read_state(guest: Guest, told: Told | None) -> tuple[View, dict[str, i
         if not entry.tag:
             view.apply(key, [SET, decode(entry.value)], view.next())
             continue
-        kind = APPEND if entry.tag == "list" else JOIN
-        generation = view.generations[key] = decode(entry.value, str)
+        kind, generation = KINDS[entry.tag], decode(entry.value, str)
+        view.generations[key] = entry.tag, generation
         view.apply(key, [kind, []], view.next())
         if told is None or key in told.seen:
             for chunk in await _all(guest, items_prefix(id, key, generation)):

@@ -45,6 +45,8 @@ DELETE: Final = "delete"
 ADD: Final = "add"
 APPEND: Final = "append"
 JOIN: Final = "join"
+TAGS: Final = {APPEND: "list", JOIN: "set"}
+KINDS: Final = {tag: kind for kind, tag in TAGS.items()}
 
 T = TypeVar("T")
 Write = list[Any]
@@ -87,8 +89,10 @@ class View:
         self.cells: dict[str, Cell] = {}
         self.number = 0
         """Of the last write; those of the log come first."""
-        self.generations: dict[str, str] = {}
-        """Of lists and sets: under which name what they hold is kept."""
+        self.generations: dict[str, tuple[str, str]] = {}
+        """Of the lists and sets that the store has, or is told of: the tag, and under which name what they hold is kept.
+
+        Not what the code has come to: a branch that adds to a list may be ahead of one that is still replayed, and began the list."""
         self.settled = 0
         """The number of the last write of the log: what comes after is not replayed, and comes in order."""
         self.earlier: Earlier | None = None
@@ -158,22 +162,18 @@ class View:
         found: list[Operation] = []
         for key, (kind, payload) in writes.items():
             name = JOURNAL.key("data", id, key)
-            if kind == SET:
-                found.append(Put(name, encode(payload)))
-            elif kind == DELETE:
+            if kind in (APPEND, JOIN):
+                tag, generation = self.generations.get(key, ("", ""))
+                if tag != TAGS[kind]:
+                    tag, generation = self.generations[key] = TAGS[kind], new_id()
+                    found.append(Put(name, encode(generation), tag=tag))
+                found.append(Push(items_prefix(id, key, generation), encode(payload)))
+                continue
+            was_number = self.generations.pop(key, None) is None
+            if kind == DELETE:
                 found.append(Delete(name))
-            elif kind == ADD:
-                cell = self.cell(key)
-                found.append(
-                    Increment(name, payload) if cell is None or cell.kind == SET else Put(name, encode(payload))
-                )
             else:
-                cell = self.cell(key)
-                if cell is None or cell.kind != kind:
-                    self.generations[key] = new_id()
-                    tag = "list" if kind == APPEND else "set"
-                    found.append(Put(name, encode(self.generations[key]), tag=tag))
-                found.append(Push(items_prefix(id, key, self.generations[key]), encode(payload)))
+                found.append(Increment(name, payload) if kind == ADD and was_number else Put(name, encode(payload)))
         return found
 
 
