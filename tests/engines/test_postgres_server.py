@@ -508,6 +508,31 @@ async def test_waking_costs_no_notification_per_commit(url: str, monkeypatch: py
         await watching.aclose()  # type: ignore[attr-defined]
 
 
+async def test_who_alone_watches_what_it_writes_notifies_nobody(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings = 0
+    send = Link.send
+
+    def counted(link: Link, *calls: Call, **options: Any) -> Any:
+        nonlocal rings
+        rings += calls[0][0].name == b"ring"
+        return send(link, *calls, **options)
+
+    async with opened(url) as engine:
+        first = await put(engine, b"0")
+        watching = engine.watch(SPACE, cursor=cursor_at(first - 1))
+        assert (await asyncio.wait_for(anext(watching), 5)).version == first
+        async with asyncio.timeout(10):
+            while engine._bell._ear is None:
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(Link, "send", counted)
+        began = time.monotonic()
+        for n in range(100):
+            await put(engine, b"1")
+            assert (await asyncio.wait_for(anext(watching), 5)).version == first + n + 1
+        assert rings <= 2 + (time.monotonic() - began) / QUIET_S
+        await watching.aclose()  # type: ignore[attr-defined]
+
+
 async def test_a_watcher_whose_connection_was_ended_misses_nothing(own_server: PostgresServer) -> None:
     async with opened(own_server.url) as writer, opened(own_server.url) as watcher:
         first = await put(writer, b"0")

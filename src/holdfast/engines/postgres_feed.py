@@ -2,9 +2,9 @@
 
 A commit is handed to the watchers of its own process directly (`feed_tail.py`). For those of others it is followed by a NOTIFY
 with the space and its revision, which is no part of its transaction, because a NOTIFY holds a lock of the whole database until
-that ends. There is at most one per RING_S and engine, for all that was committed since the last, and none while nobody listens: a
-listener holds a shared advisory lock, and who rings tries to take it. Whoever misses a ring, because a connection broke or a
-listener had just come, finds the change by asking every POLL_S.
+that ends. There is at most one per RING_S and engine, for all that was committed since the last, and none while nobody else listens: a
+listener holds a shared advisory lock, and who rings tries to take it, on the connection it listens with itself, whose own lock does not
+count. Whoever misses a ring, because a connection broke or a listener had just come, finds the change by asking every POLL_S.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Bell:
         self.tails = Tails(partial(PostgresFeed, ask))
         self._pending: dict[int, int] = {}
         """Revisions to tell others of."""
+        self._ear: Link | None = None
+        """The connection that listens, while there is one."""
         self._ringing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -108,8 +110,9 @@ class Bell:
             while self._pending and not self._closed:
                 told, self._pending = self._pending, {}
                 payload = ",".join(f"{id}:{revision}" for id, revision in [*told.items()][-RING_MAX:])
+                call: Call = (RING, (int4(self._locks), text(self._channel), text(payload)))
                 try:
-                    [rows] = await self._run((RING, (int4(self._locks), text(self._channel), text(payload))))
+                    [rows] = await (self._run(call) if self._ear is None else self._ear.send(call))
                     heard = rows[0][0] == b"\x01"
                 except (Error, Broken, Refused):
                     heard = False  # they find out by themselves a moment later
@@ -128,11 +131,13 @@ class Bell:
                 link.ended = ended.set
                 calls: list[Call] = [(LISTENING, (int4(self._locks),)), (listen_to(self._channel), ())]
                 await link.send(*calls)
+                self._ear = link
                 self.tails.begin_anew()  # what was rung before we listened; and it may be another server
                 await ended.wait()
             except (Error, Broken, Refused):
                 await asyncio.sleep(AGAIN_S)
             finally:
+                self._ear = None
                 if link is not None:
                     link.ended = None
                     link.close()
