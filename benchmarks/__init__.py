@@ -30,6 +30,7 @@ NAMES: Final = (
     "commands",
     "queues",
     "workflows",
+    "sleeping",
     "keeper_set",
     "keeper_get",
     "keeper_lock",
