@@ -102,7 +102,7 @@ async def test_eight_processes_are_linearizable(server: Server, tmp_path: Path, 
     share = operations // WORKERS
     settings = {"workers": WORKERS, "clients": 4, "operations": share, "keys": 16, "timeout": TIMEOUT_S}
     with fleet(tmp_path, url=server.url, **settings) as running:
-        await asyncio.to_thread(running.run, kill_every=0.5, kills_max=None if SOAK else 5)
+        await asyncio.to_thread(running.run, kill_every=0.5 if SOAK else 0.2, kills_max=None if SOAK else 5)
         outcomes = await judge(load(running.files()), running.url)
     assert outcomes["failed"] == 0
     assert sum(outcomes.values()) >= operations

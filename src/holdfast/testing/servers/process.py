@@ -7,8 +7,10 @@ servers in the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +23,8 @@ from typing import Final
 PATIENCE_S: Final = 30.0
 """How long a server may take to start, or to stop."""
 PR_SET_PDEATHSIG: Final = 1
+PORTS: Final = (15_000, 32_000)
+"""Below those that Linux gives to outgoing connections."""
 
 
 class MissingServer(Exception):
@@ -37,11 +41,13 @@ def find_program(name: str, *folders: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback that nobody listens on, and that no outgoing connection is given meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(ready: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
