@@ -142,14 +142,18 @@ async def _three(plan: Plan, kind: str, url: str, contenders: dict[str, Turn]) -
                 await asyncio.gather(*(work() for _ in range(AT_ONCE)))
                 return count / (time.perf_counter() - began)
 
-            turns: dict[str, Turn] = {"ours": timed_async(one), "at once": at_once, **contenders}
-            rates = await take_turns(plan, turns)
-    name = f"workflows_{kind}"
-    for other, least in GOALS[kind].items():
-        if other in rates:
-            yield compare(name, rates["ours"], rates[other], other, Goal("ratio", "at least", least), "executions/s")
-    goal = Goal("ratio", "at least", 3.0)
-    yield compare(f"{name}_at_{AT_ONCE}", rates["at once"], rates["ours"], "one at a time", goal, "executions/s")
+            name = f"workflows_{kind}"
+            rates = await take_turns(plan, {"ours": timed_async(one), **contenders})
+            for other, least in GOALS[kind].items():
+                if other in rates:
+                    goal = Goal("ratio", "at least", least)
+                    yield compare(name, rates["ours"], rates[other], other, goal, "executions/s")
+            # By themselves, because the audit of so many is sealed in the seconds that follow.
+            rates = await take_turns(plan, {"ours": timed_async(one), "at once": at_once})
+            goal = Goal("ratio", "at least", 3.0)
+            yield compare(
+                f"{name}_at_{AT_ONCE}", rates["at once"], rates["ours"], "one at a time", goal, "executions/s"
+            )
 
 
 async def _map(plan: Plan, space: Space) -> Line:

@@ -60,9 +60,11 @@ _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 _GUESSED_ONE: Final = "_absent OR _blind"
 _WRONG_ONE: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"
 _GUESSED_MANY: Final = "cardinality(_absent) > 0 OR _blind > 0"
-_WRONG_MANY: Final = """
-            EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_absent))
-            OR EXISTS (SELECT FROM entries WHERE space = _space AND key = ANY (_keys[:_blind]) AND tag <> '')"""
+_OF_THESE: Final = "unnest({}) AS these (one) CROSS JOIN LATERAL (SELECT tag FROM entries WHERE space = _space AND key = one LIMIT 1) AS e"
+"""What there is under some keys, looked up one by one: for `key = ANY (…)` the planner may read the whole space instead."""
+_WRONG_MANY: Final = f"""
+            EXISTS (SELECT FROM {_OF_THESE.format("_absent")})
+            OR EXISTS (SELECT FROM {_OF_THESE.format("_keys[:_blind]")} WHERE e.tag <> '')"""
 _LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
 """What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
@@ -224,7 +226,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
                 OR fact.size <> e.size OR fact.created_at <> e.created_at OR (fact.exact AND (
                     fact.version <> e.version OR fact.expires_at IS DISTINCT FROM e.expires_at));
     ELSIF cardinality(_absent) > 0 THEN
-        PERFORM FROM entries WHERE space = _space AND key = ANY (_absent);
+        PERFORM FROM {_OF_THESE.format("_absent")};
     END IF;
     IF (_unsure OR cardinality(_absent) > 0) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
