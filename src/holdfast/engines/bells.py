@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from holdfast.engine import ChangeSet
+
+FEW: Final = 16
+"""So many prefixes are compared one by one, before anything is looked up."""
 
 
 class Bells:
@@ -45,12 +49,18 @@ class Bells:
 
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
         """These commits follow that revision."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        any_of = tuple(waiting) if len(waiting) <= FEW else ("",)
         for commit in commits:
             for change in commit.changes:
-                for length in self._lengths:
-                    for waiter in self._waiting.get(change.key[:length], ()):
-                        if not waiter.done():
-                            waiter.set_result(after)
+                key = change.key
+                if key.startswith(any_of):
+                    for length in self._lengths:
+                        for waiter in waiting.get(key[:length], ()):
+                            if not waiter.done():
+                                waiter.set_result(after)
             after = commit.version
 
     def ring_all(self, at: int | None = None) -> None:

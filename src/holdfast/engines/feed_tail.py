@@ -159,7 +159,7 @@ class Following:
 
 
 def _size(commit: ChangeSet) -> int:
-    return sum(CHANGE_BYTES + len(change.value or b"") for change in commit.changes)
+    return CHANGE_BYTES * len(commit.changes) + sum([len(change.value) for change in commit.changes])
 
 
 class Tails:

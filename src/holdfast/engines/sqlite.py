@@ -161,6 +161,8 @@ class SqliteEngine:
         self._tails = Tails(lambda space: SqliteFeed(self, space))
         self._made: list[tuple[str, int, list[Stored]]] = []
         """What was committed and watchers are not told of yet: in which space, after which revision."""
+        self._is_news = False
+        """Whether others have committed, and watchers are not told of it yet."""
         _ENGINES.add(self)
 
     # --- commits ---
@@ -299,6 +301,7 @@ class SqliteEngine:
             self._lock.unsign()
         self._data_version = self._writer.data_version()  # our own commit counts too; others' show when we look again
         self._lock.ring()
+        self._bell.drain()  # we have the lock: what others committed came before, and `_evaluate` has seen it
         return answer
 
     def _rollback(self) -> None:
@@ -309,6 +312,7 @@ class SqliteEngine:
         """Evaluate and write the batches of each space."""
         if self._is_outdated():
             self._states.clear()
+            self._is_news = True
         now = self._clock.now_ms()
         done: list[tuple[SpaceState, Group]] = []
         for name, items in by_space.items():
@@ -339,6 +343,9 @@ class SqliteEngine:
         """Hand what was committed to those who watch."""
         while self._made:
             self._tails.made(*self._made.pop(0))
+        if self._is_news:
+            self._is_news = False
+            self._look()
 
     # --- reads ---
 

@@ -21,6 +21,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.clock import Duration, duration_ms, optional_ms
@@ -173,6 +174,7 @@ class Definition:
         return check_name(str(key), "workflow's key")
 
 
+@lru_cache(maxsize=1024)
 def positional(function: Callable[..., Any], what: str) -> int:
     """How many arguments a function takes by position; very many if it takes any number."""
     try:
