@@ -264,9 +264,9 @@ async def test_what_is_written_after_others_is_what_an_evaluation_there_gives(
 
 
 def without_the_lock() -> tuple[str, ...]:
-    tables, nothing, functions = postgres_schema.STEPS
+    *tables, functions = postgres_schema.STEPS
     assert functions.count("PERFORM pg_advisory_xact_lock(_class, _space);") == 2
-    return tables, nothing, functions.replace("PERFORM pg_advisory_xact_lock(_class, _space);", "")
+    return *tables, functions.replace("PERFORM pg_advisory_xact_lock(_class, _space);", "")
 
 
 @pytest.mark.parametrize("locked", [True, False])

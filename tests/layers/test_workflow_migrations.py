@@ -13,7 +13,6 @@ from holdfast import (
     Space,
     workflow,
 )
-from holdfast.layers.workflows.definitions import definition_of
 from holdfast.testing.replaying import assert_replays, record_history
 from tests.layers.hosting import Hosts, soon, until, waits_for
 from tests.layers.tills import (
@@ -25,10 +24,10 @@ from tests.layers.tills import (
     hosts,
     is_paused,
     migrated_and_ended,
+    redefined,
     till_1,
     till_2,
     till_3,
-    to_cents,
     waits_for_signal,
 )
 
@@ -78,7 +77,7 @@ async def test_a_state_that_nobody_can_migrate_pauses_its_execution_until_somebo
     boss: Space, hosts: Hosts
 ) -> None:
     handle = await begun(boss, hosts)
-    missing = workflow(name="till", state=Cents, state_version="1.1.0")(definition_of(till_2).target)
+    missing = redefined(till_2, state=Cents, state_version="1.1.0")
     worker = await hosts.start(missing)
     await handle.signal("go")
     await until(lambda: is_paused(handle))
@@ -87,11 +86,7 @@ async def test_a_state_that_nobody_can_migrate_pauses_its_execution_until_somebo
     assert (found.error["type"], "1.0.0 to 1.1.0" in found.error["message"]) == ("MigrationFailed", True)
     assert await handle.state() == {"euros": 3, "items": ["e1", "e2"], "note": "two"}, "nothing was changed"
     await worker.stop()
-    # The decorator has set the definition of the function; the module's own is wanted again.
-    mended = workflow(name="till", state=Cents, state_version="1.1.0", state_migrations={"1.0.0": to_cents})(
-        definition_of(till_2).target
-    )
-    await hosts.start(mended)
+    await hosts.start(till_2)
     await handle.resume()
     await handle.signal("end")
     assert await soon(handle.result()) == ENDED
@@ -220,6 +215,6 @@ async def test_recorded_histories_are_replayed_by_code_with_a_newer_state(boss: 
     handle = await begun(boss, hosts)
     history = await record_history(handle)
     await assert_replays(till_2, history)
-    missing = workflow(name="till", state=Cents, state_version="1.2.0")(definition_of(till_3).target)
+    missing = redefined(till_3, state=Cents, state_version="1.2.0")
     with pytest.raises(MigrationFailed, match=r"1\.0\.0"):
         await assert_replays(missing, history)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, ExecutionHandle, Space, workflow
+from holdfast.layers.workflows.definitions import definition_of
 from tests.layers.hosting import Hosts, soon, until, waits_for
 
 
@@ -105,6 +106,16 @@ async def till_3(ctx: Context) -> Any:
     await ctx.wait_for("end")
     ctx.state["amount"] = {**ctx.state["amount"], "SEK": 1}
     return ctx.state.all()
+
+
+def redefined(till: Any, **options: Any) -> Any:
+    """The same code under another definition; the one it has stays its own."""
+    code = definition_of(till).target
+
+    async def same(ctx: Context) -> Any:
+        return await code(ctx)
+
+    return workflow(name="till", **options)(same)
 
 
 MIGRATED = {"cents": 300, "items": ["e1", "e2"], "note": "two", "currency": "EUR"}

@@ -7,10 +7,12 @@ each, or with --json a document each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.cli import output
@@ -54,27 +56,29 @@ async def worker(
       holdfast worker myapp.flows --queue gpu --steps-only
     """
     found = workflows_in(modules, only or [])
-    _log_to_stderr(session.json)
-    async with session.space(create=True, background=True) as space:
-        number = whole_number(concurrency)
-        made = space.workflows.worker(found, concurrency=number, lease=lease, queues=queue or (), steps_only=steps_only)
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    with _logging_to_stderr(session.json):
+        async with session.space(create=True, background=True) as space:
+            number = whole_number(concurrency)
+            made = space.workflows.worker(
+                found, concurrency=number, lease=lease, queues=queue or (), steps_only=steps_only
+            )
+            loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
-        def stop() -> None:
+            def stop() -> None:
+                for each in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(each)  # the next one is obeyed at once
+                stopped.set()
+
             for each in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(each)  # the next one is obeyed at once
-            stopped.set()
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, stop)
-        async with made:
-            _tell(session, space.name, found, made.concurrency)
-            waits: list[asyncio.Task[Any]] = [loop.create_task(stopped.wait()), loop.create_task(made.finished())]
-            done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in left:
-                wait.cancel()
-            for wait in done:
-                wait.result()
+                loop.add_signal_handler(each, stop)
+            async with made:
+                _tell(session, space.name, found, made.concurrency)
+                waits: list[asyncio.Task[Any]] = [loop.create_task(stopped.wait()), loop.create_task(made.finished())]
+                done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in left:
+                    wait.cancel()
+                for wait in done:
+                    wait.result()
     if session.json:
         output.json_line({"event": "stopped"})
     else:
@@ -147,10 +151,16 @@ class _Lines(logging.Formatter):
         return f"{at}  {record.levelname.lower():<7}  {output.shown(message)}"
 
 
-def _log_to_stderr(json: bool) -> None:
+@contextlib.contextmanager
+def _logging_to_stderr(json: bool) -> Iterator[None]:
     logger = logging.getLogger("holdfast")
+    before = logger.handlers[:], logger.level, logger.propagate
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(json))
-    logger.handlers[:] = [handler]
+    logger.handlers[:], logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
-    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers[:], level, logger.propagate = before
+        logger.setLevel(level)

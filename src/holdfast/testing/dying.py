@@ -99,13 +99,16 @@ class Life:
         """As a killed process ends."""
         self.engine.dead.set()
         self.worker.abandon()
-        self._task.cancel()
-        for part in self.coordination._shared.values():
-            for task in (part._task, getattr(part, "_watch", None)):
-                if task is not None:
-                    task.cancel()
         await self.coordination.leases.close()
-        await asyncio.wait([self._task])
+        ended = False
+        while not ended:  # what it does on its way out is cancelled too
+            self._task.cancel()
+            for part in self.coordination._shared.values():
+                for task in (part._task, getattr(part, "_watch", None)):
+                    if task is not None:
+                        task.cancel()
+            await asyncio.wait([self._task], timeout=0)
+            ended = self._task.done()
 
     async def bury(self) -> None:
         """Let its leases end now, however long they were."""
