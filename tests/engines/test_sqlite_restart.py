@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
 import apsw
@@ -124,3 +126,23 @@ async def test_a_file_of_schema_1_is_brought_up_to_date_when_it_is_opened(tmp_pa
     await engine.commit("space", Batch("alice", (Put("records/large", b"2"), Put("records/small", b"3" * 400))))
     assert [finding for finding in await engine.inspect() if finding.level == "error"] == []
     await engine.close()
+
+
+def test_who_waits_for_the_lock_comes_before_who_asks_and_one_that_died_waiting_before_nobody(tmp_path: Path) -> None:
+    held, waits, asks = (FileLock(tmp_path / "team.db") for _ in range(3))
+    assert held.try_acquire()
+    waiting = threading.Thread(target=waits.acquire)
+    waiting.start()
+    deadline = time.monotonic() + 10
+    while not asks._waits[0]:
+        assert time.monotonic() < deadline, "it does not wait"
+    held.release()
+    while waiting.is_alive():
+        assert not asks.try_acquire(), "it was overtaken"
+    waits.release()
+    asks._waits[0] = 1  # what a process leaves that was killed while it waited
+    assert asks.try_acquire()
+    assert asks._waits[0] == 0
+    asks.release()
+    for lock in (held, waits, asks):
+        lock.close()

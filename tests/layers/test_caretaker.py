@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import holdfast
 from holdfast import ManualClock, Redaction, Retention, Space, Store
-from holdfast.engine import cursor_at
+from holdfast.engine import ChangeSet, cursor_at
 from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
+from holdfast.layers.collector import collect
 from holdfast.layers.records import LISTS, SETS
+from holdfast.middleware.wrapper import Wrapper
 
 
 async def count(space: Space, prefix: str) -> int:
@@ -147,3 +151,21 @@ async def test_closing_lets_go_of_the_lease(tmp_path: object, clock: ManualClock
     async with holdfast.open(path, clock=clock, background=False) as store:
         [held] = await store.engine.get("s", [LEASE])
         assert held is None
+
+
+async def test_a_feed_is_not_read_for_lists_where_there_are_none(store: Store, space: Space) -> None:
+    for number in range(3):
+        await space.records.set("a", number)
+    watched: list[tuple[str, ...]] = []
+
+    class Seen(Wrapper):
+        def watch(self, space: str, *prefixes: str, **how: Any) -> AsyncIterator[ChangeSet]:
+            watched.append(prefixes)
+            return self.inner.watch(space, *prefixes, **how)
+
+    assert await collect(Seen(store.engine), space.name) == 0
+    assert watched == []
+    await space.records.append_to_list("b", 1, 2)
+    await space.records.delete("b")
+    assert await collect(Seen(store.engine), space.name) == 2
+    assert len(watched) == 1

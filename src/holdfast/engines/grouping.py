@@ -137,7 +137,7 @@ class Turns:
     def enter(self, item: Waiting) -> asyncio.Future[Receipt] | None:
         """Queue a batch that `check_batch` has accepted, and give what to await; None: it was committed, and has its outcome."""
         if not self._asked:
-            self._first = task = asyncio.current_task()
+            self._first = task = asyncio.current_task(self._loop)
             if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
                 return None
         reply: asyncio.Future[Receipt] = self._loop.create_future()

@@ -7,8 +7,9 @@ several connections share.
 
 Taking turns. SQLite's own busy handler polls and starves; processes take an exclusive flock on `<file>-lock` around each
 write transaction instead. Whoever has to wait first takes `<file>-turn` and keeps it while waiting, so the process that
-just committed cannot take the lock again before the one that waits: no process is starved. The kernel frees the locks of
-a process that dies.
+just committed cannot take the lock again before the one that waits: no process is starved. A byte of that file, which all
+map into memory, says whether somebody waits, or died waiting; where it is 0 the turn is not asked for. The kernel frees the
+locks of a process that dies.
 
 Waking. After a commit the writer reads one byte of the lock file. Watchers in other processes have an inotify watch on that
 file, which tells of reads too, so a commit costs one small system call however many watch, and nothing on the disk. Where there is no inotify they compare SQLite's
@@ -310,6 +311,9 @@ class FileLock:
         self._lock = _open_beside(path, "-lock")
         try:
             self._turn = _open_beside(path, "-turn")
+            if not os.fstat(self._turn).st_size:
+                os.pwrite(self._turn, b"\0", 0)
+            self._waits = mmap.mmap(self._turn, 1)
             if os.fstat(self._lock).st_size <= _SIGNATURE_BYTES:
                 os.pwrite(self._lock, b"!", _SIGNATURE_BYTES)  # behind a signature, which may be there already
             self._shown = mmap.mmap(self._lock, 2, access=mmap.ACCESS_READ)
@@ -323,23 +327,23 @@ class FileLock:
     def try_acquire(self) -> bool:
         """Take the lock if it is free and nobody waits for it."""
         try:
-            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        try:
+            if self._waits[0]:
+                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._waits[0] = 0  # who waited has died: who waits has the turn
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
         return True
 
     def acquire(self) -> None:
         """Wait for the lock, ahead of whoever releases it now and wants it again."""
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         try:
+            self._waits[0] = 1
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         finally:
+            self._waits[0] = 0
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def release(self) -> None:
@@ -398,6 +402,7 @@ class FileLock:
 
     def close(self) -> None:
         self._shown.close()
+        self._waits.close()
         os.close(self._lock)
         os.close(self._turn)
 
