@@ -348,6 +348,21 @@ async def test_a_store_goes_on_after_its_connections_were_ended(own_server: Post
         assert entry.value == b"5"
 
 
+async def test_where_the_server_has_no_connection_left_those_that_there_are_have_to_do() -> None:
+    few = {"max_connections": "3", "superuser_reserved_connections": "0", "max_wal_senders": "0", "autovacuum": "off"}
+    with started(PostgresServer.temporary(**few)) as server:
+        engine = await PostgresEngine.open(server.url)
+        try:
+            spaces = [f"s{number}" for number in range(24)]
+            await asyncio.gather(*(engine.commit(space, Batch("a", (Put("records/k", b"1"),))) for space in spaces))
+            found = await asyncio.gather(*(engine.get(space, ["records/k"]) for space in spaces))
+            assert [entry.value for [entry] in found if entry is not None] == [b"1"] * len(spaces)
+            with pytest.raises(Unavailable, match="max_connections"):
+                await asyncio.gather(*(PostgresEngine.open(server.url) for _ in range(3)))
+        finally:
+            await engine.close()
+
+
 async def test_a_commit_whose_connection_breaks_while_it_waits_happens_once(own_server: PostgresServer) -> None:
     async with opened(own_server.url) as engine, await psycopg.AsyncConnection.connect(own_server.url) as foreign:
         await engine.commit(SPACE, Batch("a", (Increment("n/1", 1),)))

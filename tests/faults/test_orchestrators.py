@@ -30,6 +30,7 @@ from holdfast.testing.servers.redis import RedisServer
 from tests.faults import nursery
 from tests.faults.nursery import Child
 from tests.faults.orchestrating import SPACE
+from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 ORCHESTRATORS = 50 if SOAK else 4
@@ -52,7 +53,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             server: RedisServer = request.getfixturevalue("redis_server")
             yield f"{server.url}?prefix=orchestrators{tmp_path.name}"
         elif request.param == "postgres":
-            postgres: PostgresServer = request.getfixturevalue("postgres_server")
+            many = {"max_connections": "800"}  # up to nine for each orchestrator
+            postgres = stack.enter_context(started(PostgresServer.temporary(**many)))
             yield f"{postgres.url}?schema=orchestrators"
         else:
             yield str(tmp_path / "team.db")

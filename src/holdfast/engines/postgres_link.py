@@ -41,6 +41,7 @@ from holdfast.errors import (
 
 LINKS_MAX: Final = 8
 """Connections one engine has for commits and reads; a watching engine has one more."""
+TOO_MANY: Final = "53300"
 CONNECT_S: Final = 10
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
@@ -328,8 +329,15 @@ Connect = Callable[[], Awaitable[Link]]
 """Makes one more connection, ready for use."""
 
 
+class NoConnection(Unavailable):
+    """The server has no more connections to give."""
+
+
 class Pool:
-    """The connections of one engine: made when they are needed, kept until it closes."""
+    """The connections of one engine: made when they are needed, kept until it closes.
+
+    Where the server has no more to give, those that there are have to do.
+    """
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -355,7 +363,13 @@ class Pool:
                     self._busy.add(link)
                     return link
             if len(self._busy) + self._connecting < LINKS_MAX:
-                return await self._make()
+                try:
+                    return await self._make()
+                except NoConnection:
+                    if self._idle:
+                        continue
+                    if not self._busy and not self._connecting:
+                        raise
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
@@ -474,6 +488,9 @@ def _sqlstate_of(message: str) -> str:
         ("authentication failed", "28000"),
         ("role ", "28000"),
         ("database ", "3D000"),
+        ("too many clients", TOO_MANY),
+        ("too many connections", TOO_MANY),
+        ("connection slots are reserved", TOO_MANY),
     ):
         if words in message and ("does not exist" in message or not words.endswith(" ")):
             return state
@@ -511,6 +528,11 @@ def translate(sqlstate: str, message: str, doing: str = "nothing was changed") -
     if sqlstate in ("42P01", "42883", "3F000", "42703"):
         return IncompatibleStore(
             f"the store's tables are gone or have changed ({message}){changed}; it was dropped, or migrated by a newer holdfast"
+        )
+    if sqlstate == TOO_MANY:
+        return NoConnection(
+            f"the server has no connection left ({message}){changed}. Raise its max_connections: a process takes up to "
+            f"{LINKS_MAX + 1}; or put a keeper in front of it"
         )
     if kind in ("08", "57", "53"):
         return Unavailable(f"the server cannot be reached, or cannot serve now: {message}{changed}")

@@ -83,16 +83,14 @@ class ToDecide(Work):
 class ToPublish(Work):
     """A decision in the outbox."""
 
-    __slots__ = ("decision", "noting", "told")
+    __slots__ = ("decision", "noting")
 
     def __init__(self, corr_id: str) -> None:
         super().__init__(corr_id)
         self.decision: Decision | None = None
         """As far as it was read."""
-        self.told = False
-        """This process has published it, and has only to note that."""
         self.noting = False
-        """And that is under way."""
+        """It was published, and noting that is under way."""
 
 
 class Agenda:
@@ -314,7 +312,7 @@ class Agenda:
     def noting(self, work: ToPublish, version: int) -> bool:
         """It was published; its entry, of this version, is about to be taken out. False: another is there, to be published too."""
         if work.version > version:
-            work.decision, work.told = None, False
+            work.decision = None
             return False
         work.noting, work.version = True, version
         return True

@@ -21,7 +21,8 @@ it is the one to publish it as long as its lease lives.
 
 How it fails. One that dies, at any point, loses its lease; another takes over what it had claimed, and publishes what it left in
 the outbox. If it died after `on_decision` had done its work and before that was noted, `on_decision` is called again: with
-the same `decision.id`, by which whoever receives it can tell. One that was paused past its lease is refused by the store. A
+the same `decision.id`, by which whoever receives it can tell. One that was paused past its lease is refused by the store, begins
+anew, and remembers what it had published. A
 strategy that raises fails the correlation, with the error in the decision. So does one that takes its process down
 ATTEMPTS_MAX times. An `on_decision` that raises is called again after a pause that grows to PUBLISH_MS_MAX; it must not block
 the event loop for the length of a lease.
@@ -99,6 +100,8 @@ RETRY_MS: Final = 200
 PUBLISH_MS_MAX: Final = 60_000
 NOTE_S: Final = 0.05
 """How long the outbox may still show what was published, if no other commit takes it out."""
+REMEMBERED_MAX: Final = 10_000
+"""Decisions that an orchestrator knows to have published although the outbox still has them."""
 NOTES_MAX: Final = 32
 """Entries of the outbox that one commit takes out."""
 STOP_S_MAX: Final = 10.0
@@ -160,6 +163,8 @@ class Orchestrator:
         self._writes_outbox = on_decision is not None if publish is None else publish
         self._lease_ms = lease_ms
         self._version = version
+        self._told: dict[str, None] = {}
+        """Decisions that were published and not noted yet, in whichever term, the oldest first."""
         self._stopping = False
         self._term: Term | None = None
         self._ended = asyncio.Event()
@@ -433,9 +438,11 @@ class Orchestrator:
         if claimant != term.id:
             put = Put(key, encode(work.decision), tag=term.id)
             version = (await self._commit(term, (put,), (VersionIs(key, version),))).version
-        if self._on_decision is not None and not work.told:
+        if self._on_decision is not None and work.decision.id not in self._told:
             await called(self._on_decision, work.decision)
-            work.told = True
+            self._told[work.decision.id] = None
+            if len(self._told) > REMEMBERED_MAX:
+                del self._told[next(iter(self._told))]
             self.published += 1
         if term.agenda.noting(work, version):
             term.unnoted.append(work)
@@ -465,6 +472,8 @@ class Orchestrator:
             else:
                 for work in noted:
                     term.agenda.published(work, receipt.version)
+                    if work.decision is not None:
+                        self._told.pop(work.decision.id, None)
                 return receipt
 
     async def _note_soon(self, term: Term) -> None:
