@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
-from holdfast.engine import Batch, Delete, Engine, Put, Receipt
+from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Present, Put, Receipt
 from holdfast.layers import agenda
 from holdfast.layers.correlation_entries import (
     MADE,
@@ -562,6 +562,35 @@ async def test_a_publication_that_could_not_be_noted_is_noted_later_and_not_done
             await asyncio.sleep(0.01)
             clock.advance("1s")
     assert (len(calls), engine.failures) == (1, 0)
+
+
+class Robbing(Forgetful):
+    """An engine that ends the orchestrator's lease when the first publication is to be noted."""
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        try:
+            return await super().commit(space, batch)
+        except Unavailable:
+            [lease] = [condition for condition in batch.conditions if isinstance(condition, Present)]
+            await self.inner.commit(space, Batch(SYSTEM_ACTOR, (Delete(lease.key),)))
+            return await self.inner.commit(space, batch)
+
+
+async def test_one_that_lost_its_lease_after_it_had_published_does_not_publish_again(
+    store: Store, desk: Space, clock: ManualClock
+) -> None:
+    engine = Robbing(desk._scope.engine)
+    robbed = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    calls: list[str] = []
+    await desk.correlation("c-1", expect=BOTH)
+    await send_both(store, "c-1")
+    orchestrator = robbed.orchestrator(on_decision=lambda each: calls.append(each.id))
+    async with running(orchestrator):
+        while await keys(desk, OUTBOX) or not calls:
+            await asyncio.sleep(0.01)
+            clock.advance("1s")
+    assert (len(calls), engine.failures) == (1, 0)
+    assert orchestrator._told == {}
 
 
 class Slow(Wrapper):
