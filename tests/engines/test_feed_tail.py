@@ -123,6 +123,36 @@ async def test_a_commit_that_is_told_of_during_a_reading_is_not_missed() -> None
     assert await asyncio.wait_for(watching, 5) == [1, 2]
 
 
+async def all_there_is(tail: Tail) -> list[int]:
+    return [commit.version async for commit in follow(Following(tail, ()), (), cursor_at(0), live=False)]
+
+
+async def test_who_reads_to_the_end_does_not_take_the_middle_of_anothers_reading_for_it() -> None:
+    store = Store(at_most=10)
+    tail = Tail(store)
+    store.commit(30)
+    await tail.read(0, 10)
+    store.open.clear()
+    readers = [asyncio.ensure_future(tail.read(10, 10))]
+    await steps()
+    readers += [asyncio.ensure_future(tail.read(10, 10))]
+    await steps()
+    store.open.set()
+    assert [[commit.version for commit in found] for found in await asyncio.gather(*readers)] == [[*range(11, 21)]] * 2
+    assert await all_there_is(tail) == [*range(1, 31)]
+
+
+async def test_who_reads_to_the_end_is_shown_what_nobody_told_this_process_of() -> None:
+    store = Store()
+    tail = Tail(store)
+    watching = asyncio.ensure_future(seen(tail, 2))
+    store.commit()
+    await steps()
+    store.commit()  # by another process, and the bell has not been heard yet
+    assert await all_there_is(tail) == [1, 2]
+    assert await watching == [1, 2]
+
+
 async def test_a_commit_of_our_own_that_a_reading_finds_too_is_seen_once() -> None:
     store = Store()
     tail = Tail(store)

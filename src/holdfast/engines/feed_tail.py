@@ -38,8 +38,8 @@ class Tail:
     """What is known of one space's feed: all commits after `_floor`, up to `_reached`."""
 
     def __init__(self, source: Source) -> None:
-        self.bounds = source.bounds
         self.watchers = 0
+        self._bounds = source.bounds
         self._fetch = source.read
         self._floor = self._reached = -1
         """-1: nothing is known."""
@@ -83,8 +83,15 @@ class Tail:
     def _is_behind(self) -> bool:
         return self._told > self._reached
 
+    async def bounds(self) -> tuple[int, int]:
+        """As the store has them; what it tells of may not have been told here yet."""
+        floor, revision = await self._bounds()
+        self.look(revision)
+        return floor, revision
+
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
-        while after >= self._reached >= 0 and self._is_behind:
+        """What comes after that revision; nothing only if, when this was called or later, the store had nothing that was told of."""
+        while after >= self._reached >= 0 and (self._is_behind or self._reading is not None):
             await self._catch_up(limit)
         if after == self._reached:
             return []
