@@ -8,7 +8,6 @@ to which revision that is so: it need not read what came before.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -23,15 +22,20 @@ class Bells:
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[int | None]]] = {}
-        self._lengths: Counter[int] = Counter()
+        self._lengths: dict[int, int] = {}
+        """How many prefixes there are of each length."""
 
     async def wait(self, prefixes: tuple[str, ...]) -> int | None:
         """Return at the next commit that touches a prefix, with the revision before it; None: there is another reason to look."""
         waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
         for prefix in prefixes:
-            self._waiting.setdefault(prefix, set()).add(waiter)
-            self._lengths[len(prefix)] += 1
+            waiting = self._waiting.get(prefix)
+            if waiting is None:
+                self._waiting[prefix] = {waiter}
+                self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
+            else:
+                waiting.add(waiter)
         try:
             return await waiter
         finally:
@@ -39,13 +43,13 @@ class Bells:
                 self._leave(prefix, waiter)
 
     def _leave(self, prefix: str, waiter: asyncio.Future[int | None]) -> None:
-        waiting = self._waiting[prefix]
+        waiting, length = self._waiting[prefix], len(prefix)
         waiting.discard(waiter)
         if not waiting:
             del self._waiting[prefix]
-        self._lengths[len(prefix)] -= 1
-        if not self._lengths[len(prefix)]:
-            del self._lengths[len(prefix)]
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
 
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
         """These commits follow that revision."""

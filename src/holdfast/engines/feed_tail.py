@@ -95,7 +95,9 @@ class Tail:
             await self._catch_up(limit)
         if after == self._reached:
             return []
-        start = bisect_right(self._commits, after, key=lambda commit: commit.version)
+        start = len(self._commits) - (self._reached - after)  # mostly there is one for every revision
+        if not 0 < start <= len(self._commits) or self._commits[start - 1].version != after:
+            start = bisect_right(self._commits, after, key=lambda commit: commit.version)
         if after == (self._commits[start - 1].version if start else self._floor):
             return self._commits[start : start + limit]
         found = await self._fetch(after, limit)  # not a position that is known here: the store says what it is
