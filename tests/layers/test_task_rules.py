@@ -452,3 +452,34 @@ async def test_rule_4_a_state_is_written_by_compare_and_set_alone(space: Space, 
     for batch in moved:
         assert any(isinstance(each, VersionIs) and each.key == state_key(handle.tid) for each in batch.conditions)
         assert Present(f"tasks/managers/{ledger.tid}") in batch.conditions
+
+
+# --- every rule has a test ---
+
+RULES = 56
+NUMBERED = re.compile(r"def test_(?:rule_)?((?:\d+_(?:and_|to_)?)+)")
+
+
+def rules_in(source: str) -> set[int]:
+    """The rules that the names of tests begin with: test_7_…, test_14_15_and_47_…, test_rule_11_to_13_…"""
+    found: set[int] = set()
+    for named in NUMBERED.findall(source):
+        parts = re.findall(r"\d+|to", named)
+        for place, part in enumerate(parts):
+            if part == "to":
+                found.update(range(int(parts[place - 1]), int(parts[place + 1])))
+            else:
+                found.add(int(part))
+    return found
+
+
+def test_every_rule_has_a_test_by_its_number() -> None:
+    folders = (Path(__file__).parent, Path(__file__).parent.parent / "manager", Path(__file__).parent.parent / "cli")
+    found = [rules_in(path.read_text()) for folder in folders for path in folder.glob("test_*.py")]
+    assert set(range(1, RULES + 1)) - set().union(*found) == set()
+
+
+def test_a_rule_without_a_test_is_seen() -> None:
+    assert rules_in("def test_rule_11_to_13_a(): ...\nasync def test_14_15_and_47_b(): ...\ndef test_4x(): ...") == {
+        *(11, 12, 13, 14, 15, 47)
+    }
