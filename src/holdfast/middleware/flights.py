@@ -28,10 +28,12 @@ class Flight:
         self._amount = amount
         self._keys = keys
         self.reply: Reply
-        for tally, added in ((book, amount), (account, keys)):
-            tally.begun += added
-            tally.pending += added
-            tally.flying += 1
+        book.begun += amount
+        book.pending += amount
+        book.flying += 1
+        account.begun += keys
+        account.pending += keys
+        account.flying += 1
 
     def done(self) -> bool:
         return self.reply.done()

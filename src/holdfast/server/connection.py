@@ -213,7 +213,9 @@ class Connection(asyncio.Protocol):
             self._request(message)
 
     def _request(self, message: Request) -> None:
-        if isinstance(message, Watch):
+        if type(message) is Commit or type(message) is Get:  # what is sent most
+            self._start(message)
+        elif isinstance(message, Watch):
             self.watches.begin(message)
         elif isinstance(message, Grant):
             self.watches.grant(message)
