@@ -98,12 +98,16 @@ async def test_a_full_disk_refuses_writes_changes_nothing_and_works_again_once_t
     path = disk.folder / "store.db"
     disk.load(DISK_BYTES // 2)
     engine = await ResidentEngine.open(path)
-    refused = await fill(engine)
-    before = await all_entries(engine, SPACE)
-    for _ in range(20):
-        with pytest.raises(StorageFull):
+    refused, refusals = await fill(engine), 0
+    while refusals < 20:
+        before = await all_entries(engine, SPACE)
+        try:
             await engine.commit(SPACE, batch(refused))
-    assert await all_entries(engine, SPACE) == before
+        except StorageFull:
+            refusals += 1
+            assert await all_entries(engine, SPACE) == before
+        else:  # folding the log has made some room
+            refused = await fill(engine)
     assert before["records/count"].value == b"%d" % refused
     disk.free()
     receipt = await engine.commit(SPACE, batch(refused))

@@ -134,12 +134,12 @@ def test_another_decision_in_the_outbox_is_published_while_the_one_before_is_not
 def test_another_decision_that_comes_while_one_is_published_is_published_too() -> None:
     agenda, feed = one()
     work = agenda.publishing("c", NOW)
-    work.told = True
+    work.decision = object()  # type: ignore[assignment]
     for _ in range(2):
         feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="me"))
     assert not agenda.noting(work, 1)
     agenda.release(work, NOW)
-    assert (agenda.due(NOW, 9), work.told, work.version) == ([work], False, 2)
+    assert (agenda.due(NOW, 9), work.decision, work.version) == ([work], None, 2), "it is read anew"
 
 
 def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:

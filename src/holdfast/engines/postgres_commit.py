@@ -268,9 +268,9 @@ class Writer:
             sent.open = False
             if reply.outcome == CHANGED:
                 state.correct(reply)
-            elif reply.outcome in (MOVED, LATE):
+            elif reply.outcome == LATE or (reply.outcome == MOVED and state is not before):
                 break
-            else:
+            else:  # what was remembered is too old; what is read now may hold until it is written
                 state = None
         traffic.was_in_vain()
         if before is not None:

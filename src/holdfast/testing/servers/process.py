@@ -7,7 +7,6 @@ servers in the main thread.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import random
@@ -40,14 +39,23 @@ def find_program(name: str, *folders: str) -> str:
     return found
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on, and that no outgoing connection is given meanwhile."""
+def free_port(beside: int = 0) -> int:
+    """A port of the loopback that nobody listens on, and that no outgoing connection is given meanwhile; the one `beside` it likewise."""
+    first, last = PORTS
     while True:
-        port = random.SystemRandom().randrange(*PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+        port = random.SystemRandom().randrange(first, last - beside)
+        if all(map(_is_free, {port, port + beside})):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_until(ready: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:

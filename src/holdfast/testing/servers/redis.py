@@ -25,8 +25,8 @@ DEFAULTS: Final = {
 }
 SLOTS: Final = 16384
 LOOPBACK: Final = "127.0.0.1"
-BUS_PORT_MAX: Final = 55_000
-"""The bus of a cluster's node has its port plus 10,000."""
+BUS_OFFSET: Final = 10_000
+"""The bus of a cluster's node has its port plus this: none that an outgoing connection may be given, either."""
 
 
 class RedisServer:
@@ -139,8 +139,7 @@ class RedisServer:
 class _ClusterNode(RedisServer):
     def __init__(self, folder: Path, **options: str) -> None:
         super().__init__(folder, **options)
-        while self.port > BUS_PORT_MAX:
-            self.port = free_port()
+        self.port = free_port(beside=BUS_OFFSET)
 
 
 class RedisCluster:
