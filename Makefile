@@ -23,8 +23,9 @@ help: ## list these commands
 demo: setup ## a day at a research desk: agents, workflow, conflict, decision, tasks; four killed with -9, every promise checked (30 s)
 	@$(BIN)/python examples/demo.py
 
+# Three at a time on two cores: tests wait for disks and servers as much as they compute.
 test: ready ## everything that must hold before a change is merged: the static checks, then the whole suite
-	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=20
+	@$(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=20
 
 check: setup lint types imports ## the static part: lint, format, types, and which module may import which
 	@echo "check: lint, format, types and imports are in order"

@@ -9,7 +9,8 @@ more comes back with the answer, and is evaluated and sent again.
 At once, among others. A process that finds that others write to the space too sends with its groups what they relied on:
 the entries of the keys they look at, or, where a batch just replaces an entry, its outlines (created when, whose, which
 tag, how large). If the head has moved the server compares, and if all of it is still so it writes the group after what the
-others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. So the lock is
+others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. What is remembered and
+too old for that is read anew, once. So the lock is
 held by the server alone, for one flush, and never while a client thinks or a network carries.
 
 In turn. What depends on more (a take, an expiry to be told of, an entry that others change all the time) takes the lock
