@@ -119,7 +119,7 @@ class Fleet:
             self.check()
             if kill_every is not None and time.monotonic() >= next_kill and self.kills != kills_max:
                 victim = rng.choice(running)
-                if victim.may_die(rng):
+                if not self.kills or victim.may_die(rng):
                     victim.kill()
                     victim.restart()
                     self.kills += 1

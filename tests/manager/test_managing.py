@@ -173,7 +173,7 @@ async def test_42_and_53_what_a_killed_manager_had_runs_no_more_and_is_begun_aga
         spec = TaskSpec(function=f"{HERE}:sleep", args=[60, str(file)])
         handle = await served.space.tasks.submit(spec)
         state = await running(handle)
-        assert await until(file.exists)
+        assert await until(lambda: file.exists() and file.read_text().endswith("\n"))
         await killed(served.info.pid)
         assert state.pid is not None
         assert await until(lambda: not is_alive(state.pid or 0))
@@ -197,7 +197,7 @@ async def test_what_survived_its_manager_on_this_host_is_ended_before_it_is_begu
             TaskSpec(command=("sh", "-c", f"setsid sh -c 'echo $$ >> {file}; sleep 60' & wait"))
         )
         await running(handle)
-        assert await until(file.exists)
+        assert await until(lambda: file.exists() and file.read_text().endswith("\n"))
         manager = psutil.Process(served.info.pid)
         chain = [
             manager,

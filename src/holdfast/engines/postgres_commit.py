@@ -9,8 +9,7 @@ more comes back with the answer, and is evaluated and sent again.
 At once, among others. A process that finds that others write to the space too sends with its groups what they relied on:
 the entries of the keys they look at, or, where a batch just replaces an entry, its outlines (created when, whose, which
 tag, how large). If the head has moved the server compares, and if all of it is still so it writes the group after what the
-others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. What is remembered and
-too old for that is read anew, once. So the lock is
+others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. So the lock is
 held by the server alone, for one flush, and never while a client thinks or a network carries.
 
 In turn. What depends on more (a take, an expiry to be told of, an entry that others change all the time) takes the lock
@@ -269,9 +268,9 @@ class Writer:
             sent.open = False
             if reply.outcome == CHANGED:
                 state.correct(reply)
-            elif reply.outcome == LATE or (reply.outcome == MOVED and state is not before):
+            elif reply.outcome in (MOVED, LATE):
                 break
-            else:  # what was remembered is too old; what is read now may hold until it is written
+            else:
                 state = None
         traffic.was_in_vain()
         if before is not None:
