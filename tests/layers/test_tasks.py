@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +23,10 @@ from holdfast import (
     TaskSpec,
 )
 from holdfast.codec import encode
-from holdfast.engine import Batch, Push, Put
+from holdfast.engine import Batch, Engine, Page, Push, Put
 from holdfast.layers.task_collector import collect_tasks
-from holdfast.layers.task_states import STATUSES, replay
+from holdfast.layers.task_states import FINISHED, STATUSES, replay
+from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
 from tests.layers.works import (
     ADD,
@@ -83,6 +86,27 @@ async def test_what_cannot_be_submitted_changes_nothing(space: Space) -> None:
         with pytest.raises(InvalidInput, match=words):
             await space.tasks.submit(spec, message)  # type: ignore[arg-type]
     assert await everything(space) == before
+
+
+class Meanwhile(Wrapper):
+    """An engine on which something happens between the pages of a list."""
+
+    def __init__(self, inner: Engine, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(inner)
+        self._happens: Callable[[], Awaitable[object]] | None = happens
+
+    async def scan(self, space: str, prefix: str, **how: Any) -> Page:
+        if prefix == FINISHED and self._happens is not None:
+            happens, self._happens = self._happens, None
+            await happens()
+        return await self.inner.scan(space, prefix, **how)
+
+
+async def test_a_task_that_ends_while_a_list_is_read_is_listed_once(space: Space, boss: Space) -> None:
+    handle = await space.tasks.submit(TaskSpec(command=("true",)))
+    engine = Meanwhile(boss._scope.engine, handle.stop)
+    listing = Space(replace(boss._scope, engine=engine), boss._blob_folder, boss._coordination)
+    assert [(state.tid, state.status) for state in await listing.tasks.list()] == [(handle.tid, "cancelled")]
 
 
 async def test_higher_priority_is_spawned_first(space: Space, boss: Space) -> None:

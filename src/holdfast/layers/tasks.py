@@ -216,10 +216,13 @@ class Tasks:
         live = (WAITING, RUNNING) if wanted - ENDED else ()
         found: Items[TaskState] = []
         tids: Items[str] = []
+        seen: set[str] = set()
+        """One that moves on while the pages are read is found twice."""
         async for entry in self._entries(live, (FINISHED,) if wanted & ENDED else ()):
             tid = entry.key.rpartition("/")[2]
-            if status_in(entry.tag) not in wanted or not _fits(pattern, tid, entry):
+            if tid in seen or status_in(entry.tag) not in wanted or not _fits(pattern, tid, entry):
                 continue
+            seen.add(tid)
             tids.append(tid)
             if len(tids) == PAGE or len(found) + len(tids) == limit:
                 found += await self._states(tids, wanted)
