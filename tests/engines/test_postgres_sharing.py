@@ -296,7 +296,7 @@ async def test_the_order_is_the_locks_doing(
 
 
 async def again_and_again(test: Callable[[Subject], Awaitable[None]], subject: Subject) -> None:
-    for _ in range(20):
+    for _ in range(200):
         await test(subject)
         await subject.commit(Delete("a/n"))
 

@@ -69,6 +69,8 @@ THREADS_MAX: Final = 64
 AHEAD_MAX: Final = 32
 """Messages taken ahead, while there is room to run them."""
 RETRY_MS: Final = 200
+ARCHIVE_TRIES: Final = 3
+"""At once, where an execution changes while it is being archived."""
 ARCHIVE_AGAIN_S: Final = 60
 DEATHS_MAX: Final = 20
 
@@ -298,7 +300,7 @@ class Worker:
         id = _execution_in(message)
         try:
             if id is not None:
-                await archive_due(self.scope, self.blobs(), id)
+                await self._archive_now(id)
             await message.ack()
         except Error as exc:
             log.warning("execution %s could not be archived, and stays until it is: %s", id, exc)
@@ -306,6 +308,14 @@ class Worker:
                 await message.release(delay=ARCHIVE_AGAIN_S)
             except Error as again:
                 log.info("message %s comes back when the lease ends: %s", message.id, again)
+
+    async def _archive_now(self, id: str) -> None:
+        for _ in range(ARCHIVE_TRIES):
+            try:
+                return await archive_due(self.scope, self.blobs(), id)
+            except Conflict as conflict:  # it was tried again meanwhile, and may have ended again
+                refused = conflict
+        raise refused
 
     async def _work(self, definition: Definition, message: Message) -> None:
         id = _execution_in(message)
