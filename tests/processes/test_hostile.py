@@ -278,7 +278,7 @@ async def test_a_paused_tree_can_be_stopped(launcher: Launcher, order: MakeOrder
     child = await start(launcher, order, "term_with_grace")
     await first_line(child)
     await child.pause()
-    assert (await child.stop()).code == 7
+    assert (await child.stop(grace="10s")).code == 7
 
 
 async def test_time_in_which_a_child_is_paused_does_not_count(launcher: Launcher, order: MakeOrder) -> None:

@@ -331,7 +331,7 @@ async def test_a_timeout_ends_it_within_a_second_with_124(launcher: Launcher, or
 async def test_a_stop_lets_it_clean_up(launcher: Launcher, order: MakeOrder) -> None:
     child = await launcher.start(order(function=f"{HERE}:term_with_grace"))
     await first_line(child)
-    ended = await child.stop()
+    ended = await child.stop(grace="10s")
     assert (ended.reason, ended.code) == ("stopped", 7)
     assert (await printed(child))["stdout"] == b"cleaned up\n"
 
