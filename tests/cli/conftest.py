@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,3 +123,11 @@ def shell() -> Callable[[str], Outcome]:
 def files(folder: Path) -> dict[str, bytes]:
     """Everything under a folder, to see that nothing changed."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    deadline = time.monotonic() + DEADLINE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)

@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.engine import Push
 from holdfast.layers.task_states import CTRL_IN
-from tests.cli.conftest import COMMAND, DEADLINE_S, Cli, Outcome
+from tests.cli.conftest import COMMAND, DEADLINE_S, Cli, Outcome, gone
 
 PYTHON = sys.executable
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +38,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield store
     finally:
         subprocess.run([COMMAND, "manager", "stop", "--kill", "--all"], env=env, check=True, timeout=DEADLINE_S)
-        deadline = time.monotonic() + DEADLINE_S
-        while Path(f"/proc/{told[0]['pid']}").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not Path(f"/proc/{told[0]['pid']}").exists()
+        for each in told:
+            gone(each["pid"])
 
 
 @pytest.fixture(autouse=True)

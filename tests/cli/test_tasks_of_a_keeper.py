@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.servers.keeper import KeeperServer
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, gone
 
 
 def test_an_agent_runs_tasks_under_the_manager_of_an_orchestrator_and_is_none_itself(
@@ -26,14 +26,15 @@ def test_an_agent_runs_tasks_under_the_manager_of_an_orchestrator_and_is_none_it
         assert "needs an orchestrator's" in cli("manager", "start", code=11).err
 
         monkeypatch.setenv("HOLDFAST_TOKEN", lead)
-        manager = cli("manager", "start").out.strip()
+        started = cli("manager", "start", "--json").json
         try:
             monkeypatch.setenv("HOLDFAST_TOKEN", agent)
             assert cli("result", waiting.out.strip()).out == "hello\n"
             ended = cli("run", "--", "sh", "-c", "cat; echo err >&2; exit 4", stdin="piped\n", code=4)
             assert (ended.out, ended.err) == ("piped\n", "err\n")
             cli("manager", "stop", code=11)
-            assert [each["tid"] for each in cli("manager", "list", "--json").json] == [manager]
+            assert [each["tid"] for each in cli("manager", "list", "--json").json] == [started["tid"]]
         finally:
             monkeypatch.setenv("HOLDFAST_TOKEN", lead)
             cli("manager", "stop", "--kill")
+            gone(started["pid"])

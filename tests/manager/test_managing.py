@@ -16,10 +16,21 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast import InvalidInput, Pipelines, TaskLedger, TaskOutcome, TaskRetry, TaskSpec, ensure_manager
+from holdfast import (
+    InvalidInput,
+    Manager,
+    ManagerOptions,
+    Pipelines,
+    TaskLedger,
+    TaskOutcome,
+    TaskRetry,
+    TaskSpec,
+    ensure_manager,
+)
 from holdfast.clock import SystemClock
 from holdfast.engine import Batch, Delete
 from holdfast.identity import Role
+from holdfast.layers import task_managers
 from holdfast.layers.tid import check_tid
 from holdfast.layers.tokens import Tokens
 from holdfast.manager.place import Place
@@ -432,6 +443,44 @@ async def test_a_store_that_is_away_for_less_than_the_lease_is_waited_for(
                 assert (state.attempt, state.manager) == (1, info.tid)
             finally:
                 end(info.pid)
+
+
+@pytest.mark.parametrize("moment", ["it leaves", "something runs", "it registers"])
+async def test_a_manager_that_is_told_to_end_while_its_store_is_away_ends_nonetheless(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KeeperServer.temporary() as keeper:
+        async with holdfast.open(keeper.url, token=keeper.admin) as store:
+            gone = task_managers._gone
+
+            async def when_the_store_is_gone(*given: Any, **named: Any) -> None:
+                keeper.kill()
+                await gone(*given, **named)
+
+            if moment == "it leaves":
+                monkeypatch.setattr(task_managers, "_gone", when_the_store_is_gone)
+            elif moment == "it registers":
+                keeper.kill()
+            manager = Manager(store, SPACE, ManagerOptions(lease="400ms", grace="50ms", idle="10m"))
+            registered = asyncio.Event()
+            serves = asyncio.create_task(manager.run(lambda _: registered.set()))
+            if moment == "it registers":
+                await asyncio.sleep(0.1)
+            else:
+                await asyncio.wait_for(registered.wait(), 20)
+            if moment == "something runs":
+                handle = await store.space(SPACE, agent="tester").tasks.submit(SLEEP)
+                pid = (await running(handle)).pid
+                keeper.kill()
+            manager.stop("shutdown")
+            await asyncio.wait([serves], timeout=20)
+            assert serves.done(), "it would wait for as long as a manager may be idle"
+            if moment == "it registers":
+                assert isinstance(serves.exception(), holdfast.Unavailable)
+            else:
+                serves.result()
+            if moment == "something runs":
+                assert not is_alive(pid or 0)
 
 
 async def test_a_task_goes_on_when_its_request_was_given_to_somebody_else() -> None:

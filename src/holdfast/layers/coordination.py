@@ -63,10 +63,12 @@ class Coordination:
         self.receivers = {each: receiver for each, receiver in self.receivers.items() if receiver is not gone}
 
     async def close(self) -> None:
-        for part in reversed(list(self._shared.values())):
-            await part.close()
-        for awaited in self._awaited.values():
-            awaited.stop()
-        for lines in self._lines.values():
-            lines.stop()
-        await self.leases.close()
+        try:
+            for part in reversed(list(self._shared.values())):
+                await part.close()
+        finally:
+            for awaited in self._awaited.values():
+                awaited.stop()
+            for lines in self._lines.values():
+                lines.stop()
+            await self.leases.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.clock import Clock, SystemClock, duration_ms
-from holdfast.errors import AccessDenied, Error
+from holdfast.errors import AccessDenied, Error, Unavailable
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.task_launch import ManagerInfo
@@ -28,6 +28,7 @@ from holdfast.manager.place import store_id
 from holdfast.manager.term import Lock, Term
 from holdfast.processes import Allowed, Launcher
 from holdfast.processes.titles import show
+from holdfast.space import Space
 from holdfast.store import Store
 
 AGENT: Final = "manager"
@@ -69,12 +70,16 @@ class Manager:
         self._place = place or NoPlace()
         self._titled = titled
         self._term: Term | None = None
+        self._registering: asyncio.Timeout | None = None
+        """How long the store is waited for, until there is a term."""
         self._told: StopReason | None = None
 
     def stop(self, reason: StopReason = "shutdown") -> None:
         """Leave: with "stop" or "shutdown" tasks get the grace to end, with "cancel" and "kill" they do not."""
         self._told = reason
-        if self._term is not None:
+        if self._registering is not None:
+            self._registering.reschedule(asyncio.get_running_loop().time() + duration_ms(self._options.grace) / 1000)
+        elif self._term is not None:
             self._leaving = asyncio.get_running_loop().create_task(self._term.leave(reason))
 
     async def run(self, ready: Callable[[ManagerInfo], None] | None = None) -> None:
@@ -101,45 +106,64 @@ class Manager:
         self, launcher: Launcher, opening: asyncio.Task[None], ready: Callable[[ManagerInfo], None] | None
     ) -> bool:
         """One term; tells whether there is to be another."""
-        options, clock = self._options, self._clock
-        engine = PatientEngine(self._store.engine, clock)
-        coordination = Coordination(Leases(clock))
+        engine = PatientEngine(self._store.engine, self._clock)
+        coordination = Coordination(Leases(self._clock))
         space = self._store.seen_through(engine, self._name, self._agent, coordination)
-        loop = asyncio.get_running_loop()
-        giving_up = loop.call_later(duration_ms(options.idle) / 1000, engine.given_up.set)
+        idle_s, lease_s = duration_ms(self._options.idle) / 1000, duration_ms(self._options.lease) / 1000
+        patience = asyncio.timeout(max(idle_s, lease_s))  # with a store that does not answer
         try:
-            async with space.tasks.ledger(
-                host=options.host, capacity=options.concurrency, lease=options.lease
-            ) as ledger:
-                giving_up.cancel()
-                await asyncio.shield(opening)
-                ledger.lease.tell(engine.given_up)
-                log.info("manager %s serves %s on %s", ledger.tid, self._name, options.host)
-                if self._titled:
-                    show(short_tid(ledger.tid), "running", "manager")
-                if ready is not None:
-                    ready(ledger.info)
-                marker = store_id(self._store.url, self._name)
-                env = {} if options.is_restricted else self._env()
-                term = self._term = Term(space, engine, clock, ledger, launcher, options, self._place, marker, env)
-                if self._told is not None:
-                    self.stop(self._told)
-                is_over = await term.serve()
-                if is_over:
-                    log.info("manager %s leaves", ledger.tid)
-                else:
-                    log.warning(
-                        "manager %s has lost its lease; its processes are ended, and it registers anew", ledger.tid
-                    )
-                    await asyncio.gather(*(child.kill() for child in launcher.children), return_exceptions=True)
-                return not is_over
+            async with patience:
+                return await self._registered(space, engine, patience, launcher, opening, ready)
+        except TimeoutError as exc:
+            if self._term is None:
+                raise Unavailable("the store has not answered for too long, and was given up") from exc
+            log.warning("the store does not answer; the manager is in the registry until its lease ends")
+            return not self._term.is_leaving
         finally:
-            self._term = None
-            giving_up.cancel()
+            self._term = self._registering = None
             try:
-                await coordination.close()
-            except Error as exc:
+                async with asyncio.timeout(0 if patience.expired() else lease_s):
+                    await coordination.close()
+            except (Error, TimeoutError) as exc:
                 log.info("what was held ends with its leases: %s", exc)
+
+    async def _registered(
+        self,
+        space: Space,
+        engine: PatientEngine,
+        patience: asyncio.Timeout,
+        launcher: Launcher,
+        opening: asyncio.Task[None],
+        ready: Callable[[ManagerInfo], None] | None,
+    ) -> bool:
+        """Be registered, serve, and leave; tells whether it has to register anew."""
+        options, now = self._options, asyncio.get_running_loop().time
+        self._registering = patience
+        async with space.tasks.ledger(host=options.host, capacity=options.concurrency, lease=options.lease) as ledger:
+            self._registering = None
+            patience.reschedule(None)
+            await asyncio.shield(opening)
+            ledger.lease.tell(engine.given_up)
+            log.info("manager %s serves %s on %s", ledger.tid, self._name, options.host)
+            if self._titled:
+                show(short_tid(ledger.tid), "running", "manager")
+            if ready is not None:
+                ready(ledger.info)
+            marker = store_id(self._store.url, self._name)
+            env = {} if options.is_restricted else self._env()
+            term = self._term = Term(space, engine, self._clock, ledger, launcher, options, self._place, marker, env)
+            if self._told is not None:
+                self.stop(self._told)
+            try:
+                if await term.serve():
+                    log.info("manager %s leaves", ledger.tid)
+                    return False
+            finally:  # what it has left to write counts for as long as its lease
+                patience.reschedule(now() + duration_ms(options.lease) / 1000)
+            await asyncio.gather(*(child.kill() for child in launcher.children), return_exceptions=True)
+            told = "does not serve again" if term.is_leaving else "registers anew"
+            log.warning("manager %s has lost its lease; its processes are ended, and it %s", ledger.tid, told)
+            return not term.is_leaving
 
     def _env(self) -> dict[str, str]:
         """What tasks get, so that they can submit tasks themselves. Not where only what is allowed may be run."""
