@@ -160,6 +160,27 @@ def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:
     assert sum(everybody) == 20 * 100 - 200, "in the end everybody would"
 
 
+def test_one_that_begins_anew_keeps_its_picture_and_what_it_had_is_due_again() -> None:
+    agenda, feed = one()
+    feed.lives("me")
+    feed.state("c", "orchestrating", by="me")
+    feed.state("waits")
+    feed.tell(Change("put", OUTBOX + "p", True, b"{}", tag="me"))
+    feed.tell(Change("put", OUTBOX + "q", True, b"{}", tag="me"))
+    begun = agenda.due(NOW, 9)
+    assert sorted(ids(begun)) == ["c", "p", "q"]
+    [published] = [each for each in begun if each.corr_id == "q"]
+    assert isinstance(published, ToPublish)
+    assert agenda.noting(published, published.version)
+    agenda.begin_anew("me again", NOW)
+    assert len(agenda) == 2
+    again = agenda.due(NOW, 9)
+    assert (sorted(ids(again)), {each.claimant for each in again}) == (["c", "p", "q"], {"me"})
+    feed.dies("me")
+    assert agenda.due(NOW, 9) == []
+    assert ids(agenda.due(NOW + TIMEOUT_MS, 9)) == ["waits"]
+
+
 def test_what_another_claimed_is_left_to_it_until_it_is_gone() -> None:
     agenda, feed = one()
     feed.lives("me", "peer")

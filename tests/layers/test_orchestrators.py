@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
-from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Present, Put, Receipt
+from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Page, Present, Put, Receipt
 from holdfast.layers import agenda
 from holdfast.layers.correlation_entries import (
     MADE,
@@ -591,6 +591,39 @@ async def test_one_that_lost_its_lease_after_it_had_published_does_not_publish_a
             clock.advance("1s")
     assert (len(calls), engine.failures) == (1, 0)
     assert orchestrator._told == {}
+
+
+class Counting(Wrapper):
+    """An engine that counts how often what is open is read."""
+
+    reads = 0
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        self.reads += prefix == OPEN
+        return await super().scan(space, prefix, **options)
+
+
+async def test_one_that_loses_its_leases_goes_on_with_what_it_knows(store: Store, desk: Space) -> None:
+    """What is open is read once: to read it again after each loss would make a busy machine lose the next lease too."""
+    engine = Counting(desk._scope.engine)
+    counted = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    for number in range(3):
+        await desk.correlation(f"c-{number}", expect=BOTH)
+    calls: list[str] = []
+    async with running(counted.orchestrator(on_decision=lambda each: calls.append(each.corr_id))):
+        for number in range(3):
+            [lease] = await soon(registered(desk))
+            await send_both(store, f"c-{number}")
+            await until(lambda n=number: f"c-{n}" in calls)
+            await desk._scope.engine.commit(desk.name, Batch(SYSTEM_ACTOR, (Delete(lease),)))
+            await signal(store, f"c-{(number + 1) % 3}", "momentum", MOMENTUM)
+    assert (calls, engine.reads) == (["c-0", "c-1", "c-2"], 1)
+
+
+async def registered(desk: Space) -> list[str]:
+    while not (found := await keys(desk, ORCHESTRATORS)):
+        await asyncio.sleep(0.001)
+    return found
 
 
 class Slow(Wrapper):

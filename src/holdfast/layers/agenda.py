@@ -2,8 +2,8 @@
 
 A correlation is due when its last signal is there, or when its time is over; what another orchestrator claimed is due when that
 one is gone. Everybody who runs has the same picture, so they agree, by a hash of the correlation's id and their own, on who
-goes first; the second follows STEP_MS later, if nothing has happened, and so on. That only saves work: what makes it safe that
-one decides is the compare-and-set in `orchestrator.py`, which also holds when two pictures differ.
+goes first; the second follows STEP_MS later, if nothing has happened, and so on. Whose turn it is is found out when something is
+due, not before: most of it is done by others, or changes, until then. That only saves work: what makes it safe that one decides is the compare-and-set in `orchestrator.py`, which also holds when two pictures differ.
 
 Whether another orchestrator lives, its lease tells. Its end is in the feed, but only when somebody sweeps, and that it was kept
 alive is not: so whoever holds a claim is looked at when its lease should have ended. `looks` says whom to look at.
@@ -43,6 +43,9 @@ STEP_MS: Final = 150
 RANK_MAX: Final = 8
 """Nobody waits longer than so many steps."""
 LOOK_MS_MIN: Final = 100
+WEIGHT_MAX: Final = 2**64 - 1
+MIXING: Final = 0x9E3779B97F4A7C15
+"""Odd, and its bits look random: the upper bits of a product with it depend on all bits of the other factor."""
 SIGNALLED: Final = SECTIONS.prefix(SIGNALS)
 
 
@@ -103,7 +106,8 @@ class Agenda:
         self._publishes = publishes
         self._open: dict[str, ToDecide] = {}
         self._outbox: dict[str, ToPublish] = {}
-        self._peers: set[str] = {me}
+        self._peers = {me: _number(me)}
+        """Those who live, and what a hash makes of their ids."""
         self._claimed: dict[str, set[ToDecide | ToPublish]] = {}
         self._look_at: dict[str, int] = {}
         self._plan: list[tuple[int, int, ToDecide | ToPublish]] = []
@@ -114,6 +118,23 @@ class Agenda:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def is_outgrown(self) -> bool:
+        """There were more than it has room for, and there is room now."""
+        return self.overfull and len(self._open) < OPEN_MAX // 2
+
+    def begin_anew(self, me: str, now: int) -> None:
+        """Go on under another id, with the same picture: what the one before had claimed is free, as if it had died."""
+        before, self.me = self.me, me
+        self._peers[me] = _number(me)
+        everything: list[ToDecide | ToPublish] = [*self._open.values(), *self._outbox.values()]
+        for work in everything:
+            work.busy = False
+            if isinstance(work, ToPublish):
+                work.noting = False
+            self._replan(work, now)
+        self.gone(before, now)
 
     # --- drawing the picture ---
 
@@ -147,7 +168,7 @@ class Agenda:
         elif key.startswith(ORCHESTRATORS):
             peer = key[len(ORCHESTRATORS) :]
             if change.exists:
-                self._peers.add(peer)
+                self._peers[peer] = _number(peer)
             else:
                 self.gone(peer, now)
         elif key.startswith(OUTBOX) and self._publishes:
@@ -223,13 +244,16 @@ class Agenda:
     # --- when ---
 
     def _replan(self, work: ToDecide | ToPublish, now: int) -> None:
-        at = None if work.busy else self._due_at(work, now)
+        self._plan_for(work, None if work.busy else self._due_at(work, now))
+
+    def _plan_for(self, work: ToDecide | ToPublish, at: int | None) -> None:
         if at is not None and at != work.planned_at:
             self._planned += 1
             heapq.heappush(self._plan, (at, self._planned, work))
         work.planned_at = at
 
-    def _due_at(self, work: ToDecide | ToPublish, now: int) -> int | None:
+    def _due_at(self, work: ToDecide | ToPublish, now: int, *, in_turn: bool = False) -> int | None:
+        """When it is due; `in_turn`: for this orchestrator, after those who come before it."""
         if isinstance(work, ToPublish) and work.noting:
             return None
         if work.claimant == self.me:
@@ -242,14 +266,15 @@ class Agenda:
             base = work.since if work.complete else millis(work.state.metadata.timeout_at)
         else:
             return None
-        return max(base + STEP_MS * min(self._rank(work.corr_id), RANK_MAX), work.retry_at)
+        if in_turn and len(self._peers) > 1:
+            base += STEP_MS * min(len(self._before(work.corr_id)), RANK_MAX)
+        return max(base, work.retry_at)
 
-    def _rank(self, corr_id: str) -> int:
-        """How many come before this orchestrator."""
-        if len(self._peers) == 1:
-            return 0
-        mine = _weight(self.me, corr_id)
-        return sum(_weight(peer, corr_id) > mine for peer in self._peers)
+    def _before(self, corr_id: str) -> list[str]:
+        """Those who come before this orchestrator."""
+        number = _number(corr_id)
+        mine = _weight(_number(self.me), number)
+        return [peer for peer, of_peer in self._peers.items() if _weight(of_peer, number) > mine]
 
     def due(self, now: int, room: int) -> list[ToDecide | ToPublish]:
         """What is to be done now, at most so much of it; it is this process's until `release`."""
@@ -257,6 +282,10 @@ class Agenda:
         while self._plan and self._plan[0][0] <= now and len(found) < room:
             at, _, work = heapq.heappop(self._plan)
             if work.planned_at != at or work.busy or not self._is_known(work):
+                continue
+            turn = self._due_at(work, now, in_turn=True)
+            if turn is None or turn > now:
+                self._plan_for(work, turn)
                 continue
             work.planned_at = None
             work.busy = True
@@ -267,10 +296,8 @@ class Agenda:
 
     def _suspect(self, corr_id: str, now: int) -> None:
         """Those who should have done it before: whether they live."""
-        mine = _weight(self.me, corr_id)
-        for peer in self._peers:
-            if _weight(peer, corr_id) > mine:
-                self._look_at[peer] = min(now, self._look_at.get(peer, now))
+        for peer in self._before(corr_id):
+            self._look_at[peer] = min(now, self._look_at.get(peer, now))
 
     def next_at(self) -> int | None:
         """When something is due next."""
@@ -340,7 +367,7 @@ class Agenda:
 
     def gone(self, peer: str, now: int) -> None:
         """It does not live any more: what it claimed is free."""
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         self._look_at.pop(peer, None)
         for work in self._claimed.pop(peer, ()):
             work.since = now
@@ -354,5 +381,10 @@ def _is_of(value: bytes, run: str) -> bool:
         return False
 
 
-def _weight(orchestrator: str, corr_id: str) -> bytes:
-    return hashlib.blake2b(f"{orchestrator} {corr_id}".encode(), digest_size=8).digest()
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def _weight(orchestrator: int, correlation: int) -> int:
+    """As good as a hash of both, from their hashes: it is asked for each orchestrator about each correlation that is due."""
+    return (orchestrator ^ correlation) * MIXING & WEIGHT_MAX

@@ -3,8 +3,9 @@
     orchestrator = space.orchestrator(merge="momentum_risk_fusion", on_decision=publish)
     await orchestrator.run()
 
-An orchestrator lives as long as its lease, `correlations/orchestrators/<id>`, and everything it writes is conditional on it. It
-follows the feed (`agenda.py`), and when a correlation is due it takes three steps:
+An orchestrator follows the feed, which gives it a picture of what is open (`agenda.py`). It serves as long as its lease,
+`correlations/orchestrators/<id>`, and everything it writes is conditional on it; when that is lost it goes on under another, with
+the same picture. When a correlation is due it takes three steps:
 
 1. Claim: the state goes to orchestrating, by compare-and-set. Of several one wins. From here on no signal comes in.
 2. Merge: read signals and context, ask the strategy (`merging.py`). Nothing is written.
@@ -21,9 +22,8 @@ it is the one to publish it as long as its lease lives.
 
 How it fails. One that dies, at any point, loses its lease; another takes over what it had claimed, and publishes what it left in
 the outbox. If it died after `on_decision` had done its work and before that was noted, `on_decision` is called again: with
-the same `decision.id`, by which whoever receives it can tell. One that was paused past its lease is refused by the store, begins
-anew, and remembers what it had published. A
-strategy that raises fails the correlation, with the error in the decision. So does one that takes its process down
+the same `decision.id`, by which whoever receives it can tell. One that was paused past its lease is refused by the store, goes on
+under another, and remembers what it had published. A strategy that raises fails the correlation, with the error in the decision. So does one that takes its process down
 ATTEMPTS_MAX times. An `on_decision` that raises is called again after a pause that grows to PUBLISH_MS_MAX; it must not block
 the event loop for the length of a lease.
 """
@@ -67,7 +67,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.ids import new_id
-from holdfast.layers.agenda import OPEN_MAX, SIGNALLED, Agenda, ToDecide, ToPublish
+from holdfast.layers.agenda import SIGNALLED, Agenda, ToDecide, ToPublish
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     MADE,
@@ -181,12 +181,9 @@ class Orchestrator:
         try:
             while not self._stopping:
                 try:
-                    async with self._serving() as term:
-                        await self._serve(term)
+                    await self._watch_over()
                 except PASSING as exc:
-                    log.warning("the orchestrator in %s begins anew: %s", self._scope.space, exc)
-                    clock = self._scope.clock
-                    await clock.sleep_until(clock.now_ms() + RETRY_MS)
+                    await self._pause(exc)
         finally:
             self._ended.set()
 
@@ -197,17 +194,47 @@ class Orchestrator:
             self._term.news.set()
         await self._ended.wait()
 
+    async def _pause(self, why: Error) -> None:
+        log.warning("the orchestrator in %s begins anew: %s", self._scope.space, why)
+        clock = self._scope.clock
+        await clock.sleep_until(clock.now_ms() + RETRY_MS)
+
+    async def _watch_over(self) -> None:
+        """Draw a picture of what is open, keep it up to date, and serve, term after term, as long as it can be."""
+        agenda = self._agenda()
+        following = asyncio.ensure_future(self._follow(agenda, await self._load(agenda)))
+        following.add_done_callback(lambda _: self._wake())
+        try:
+            while not (self._stopping or following.done() or agenda.is_outgrown):
+                try:
+                    async with self._serving(agenda) as term:
+                        await self._serve(term, following)
+                except PASSING as exc:
+                    await self._pause(exc)
+                agenda.begin_anew(new_id(), self._scope.clock.now_ms())
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+        if not following.cancelled():
+            following.result()
+
+    def _agenda(self) -> Agenda:
+        return Agenda(new_id(), self._lease_ms, publishes=self._on_decision is not None)
+
+    def _wake(self) -> None:
+        if self._term is not None:
+            self._term.news.set()
+
     @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[Term]:
+    async def _serving(self, agenda: Agenda) -> AsyncIterator[Term]:
         """Hold a lease of one's own as long as this lasts."""
-        scope, id = self._scope, new_id()
+        scope, id = self._scope, agenda.me
         key, told = ORCHESTRATORS + id, {"agent": scope.actor, "instance": scope.instance, "merge": self.merge}
         sent_at = scope.clock.now_ms()
         await scope.commit((Put(key, encode(told), self._lease_ms),), (Absent(key),))
         lease = self._coordination.leases.keep(scope, key, self._lease_ms, sent_at)
-        term = Term(id, lease, Agenda(id, self._lease_ms, publishes=self._on_decision is not None))
         try:
-            yield term
+            yield Term(id, lease, agenda)
         finally:
             self._coordination.leases.release(lease)
             try:
@@ -215,31 +242,27 @@ class Orchestrator:
             except Error as exc:
                 log.warning("the lease of an orchestrator ends by itself in %d ms: %s", self._lease_ms, exc)
 
-    async def _serve(self, term: Term) -> None:
-        """Follow the feed and do what is due."""
+    async def _serve(self, term: Term, following: asyncio.Future[None]) -> None:
+        """Do what is due, until the lease is lost, or the feed cannot be followed."""
         clock, agenda = self._scope.clock, term.agenda
+
+        def is_over() -> bool:
+            return self._stopping or term.lost or following.done() or agenda.is_outgrown
+
         self._term = term
-        following = asyncio.ensure_future(self._follow(term, await self._load(term)))
-        following.add_done_callback(lambda _: term.news.set())
         try:
-            while not self._stopping and not term.lost and not following.done():
+            while not is_over():
                 term.news.clear()
                 for peer in agenda.looks(clock.now_ms()):
                     await self._look(term, peer)
                 self._begin_due(term)
-                if agenda.overfull and len(agenda) < OPEN_MAX // 2:
-                    raise Compacted("there is room for more open correlations than were read")
-                if not (self._stopping or term.lost or following.done()):
+                if not is_over():
                     is_full = len(term.tasks) >= WORK_MAX  # then the next one to finish wakes this
                     term.sleeps_until = None if is_full else agenda.next_at()
                     await sleep_or(clock, term.sleeps_until, term.news)
         finally:
             self._term = None
-            following.cancel()
-            await asyncio.wait([following])
             await self._wind_up(term)
-        if following.done() and not following.cancelled():
-            following.result()
 
     async def _wind_up(self, term: Term) -> None:
         """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
@@ -251,19 +274,19 @@ class Orchestrator:
             await asyncio.wait(term.tasks)
         await self._note_now(term)
 
-    async def _load(self, term: Term) -> str:
+    async def _load(self, agenda: Agenda) -> str:
         """Read what is there, and give the cursor from which on the feed tells the rest."""
         found = await self._scope.engine.spaces(self._scope.space)
         cursor, now = cursor_at(found[0].revision if found else 0), self._scope.clock.now_ms()
         async for entries in self._pages(ORCHESTRATORS):
-            term.agenda.load(entries, now)
+            agenda.load(entries, now)
         async for entries in self._pages(OPEN):
             keys = [STATES + entry.key[len(OPEN) :].partition("/")[2] for entry in entries]
             states = await self._scope.engine.get(self._scope.space, keys)
-            term.agenda.load([entry for entry in states if entry is not None], now)
+            agenda.load([entry for entry in states if entry is not None], now)
         for prefix in (SIGNALLED, OUTBOX):
             async for entries in self._pages(prefix):
-                term.agenda.load(entries, now)
+                agenda.load(entries, now)
         return cursor
 
     async def _pages(self, prefix: str) -> AsyncIterator[list[Entry]]:
@@ -276,16 +299,19 @@ class Orchestrator:
                 return
             after = page.entries[-1].key
 
-    async def _follow(self, term: Term, cursor: str) -> None:
-        clock, agenda = self._scope.clock, term.agenda
+    async def _follow(self, agenda: Agenda, cursor: str) -> None:
+        clock = self._scope.clock
         async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
             now = clock.now_ms()
             agenda.apply(commit, now)
-            due_at, until = agenda.next_at(), term.sleeps_until
+            term = self._term
+            if term is None:
+                continue  # the next one sees it
+            due_at = agenda.next_at()
             if due_at is not None and due_at <= now:
                 self._begin_due(term)
                 due_at = agenda.next_at()
-            if due_at is not None and (until is None or due_at < until):
+            if due_at is not None and (term.sleeps_until is None or due_at < term.sleeps_until):
                 term.news.set()  # something is due earlier than what is slept for
 
     async def _look(self, term: Term, peer: str) -> None:
@@ -415,8 +441,10 @@ class Orchestrator:
             conditions = VersionIs(STATES + state.corr_id, version), *as_read
             receipt = await self._commit(term, tuple(operations), conditions)
         except BaseException:
-            if work is not None:
+            if work is not None and not work.version:  # otherwise the feed has told that it is there nonetheless
                 term.agenda.published(work)
+            elif work is not None:
+                term.agenda.release(work, self._scope.clock.now_ms())
             raise
         self.decided += 1
         term.agenda.drop(state.corr_id, receipt.version)
@@ -508,7 +536,7 @@ class Orchestrator:
     async def decide(self, corr_id: str) -> Decision:
         """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
         key = STATES + check_id(corr_id)
-        async with self._serving() as term:
+        async with self._serving(self._agenda()) as term:
             [entry] = await self._scope.engine.get(self._scope.space, [key])
             if entry is None:
                 raise NotFound(f"there is no correlation {corr_id!r}")
