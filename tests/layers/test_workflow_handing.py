@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
-from holdfast import Context, ManualClock, Space, workflow
-from holdfast.engine import ChangeSet, cursor_at
+import pytest
+
+from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, workflow
+from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt, cursor_at
+from holdfast.layers.workflows.entries import meta_key
+from holdfast.middleware.wrapper import Wrapper
+from tests.layers.hosting import until
 from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
 
 __all__ = ["hosts"]
@@ -35,6 +43,93 @@ async def test_a_start_hands_its_execution_over_to_a_worker_at_hand_in_the_same_
     assert "workflows/meta/x" in first
     assert any(key.startswith("reserved/workflows.three_steps/") for key in first)
     assert len(commits) <= 5, "start, three steps with the end in the last; that it runs, if it took long"
+
+
+class Beside(Wrapper):
+    """An engine that tells what is read, and does something when an execution was just started, before anybody here knows."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.read: list[str] = []
+        self.then: Callable[[], Awaitable[object]] | None = None
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        self.read += keys
+        return await super().get(space, keys)
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        receipt = await super().commit(space, batch)
+        if self.then is not None and any(isinstance(op, Put) and op.key == meta_key("x") for op in batch.operations):
+            then, self.then = self.then, None
+            await then()
+        return receipt
+
+
+@asynccontextmanager
+async def at_hand(boss: Space, *workflows: Any) -> AsyncIterator[tuple[Space, Beside]]:
+    """A space with a worker that waits, and its engine."""
+    engine = Beside(boss._scope.engine)
+    space = Space(replace(boss._scope, engine=engine), boss._blob_folder, boss._coordination)
+    async with space.workflows.worker([three_steps, *workflows]):
+        await soon((await space.workflows.start(three_steps, 1)).result())
+        await asyncio.sleep(0.05)  # the worker has seen that there is nothing more, and sleeps
+        engine.read.clear()
+        yield space, engine
+
+
+async def test_what_was_just_started_here_is_not_read_again(boss: Space) -> None:
+    async with at_hand(boss) as (space, engine):
+        assert await soon((await space.workflows.start(three_steps, 1, id="x")).result()) == 4
+        assert [key for key in engine.read if key.endswith("/x")] == []
+
+
+@workflow
+async def obedient(ctx: Context, _: None) -> Any:
+    return await ctx.wait_for("order", timeout="1h")
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 30])
+async def test_what_is_sent_to_an_execution_between_its_start_and_its_run_arrives(
+    store: Store, boss: Space, turns: int
+) -> None:
+    """The feed tells of it before the run has begun, or while it begins."""
+    async with at_hand(boss, obedient) as (space, engine):
+        await soon((await space.workflows.start(obedient, None)).cancel())
+        await asyncio.sleep(0.05)
+
+        async def send() -> None:
+            await (await boss.workflows.get("x")).signal("order", "sit")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+        engine.then = send
+        handle = await space.workflows.start(obedient, None, id="x")
+        assert engine.then is None
+        assert await soon(handle.result()) == "sit"
+
+
+async def test_one_that_was_cancelled_between_its_start_and_its_run_is_cancelled(boss: Space) -> None:
+    async with at_hand(boss) as (space, engine):
+
+        async def cancel() -> None:
+            await (await boss.workflows.get("x")).cancel()
+
+        engine.then = cancel
+        handle = await space.workflows.start(three_steps, 1, id="x")
+        with pytest.raises(ExecutionFailed):
+            await soon(handle.result())
+        assert (await handle.status()).status == "cancelled"
+
+
+async def test_an_end_that_came_before_anybody_waited_is_seen(boss: Space) -> None:
+    async with at_hand(boss) as (space, _):
+        handle = await space.workflows.start(three_steps, 1, id="x")
+
+        async def ended() -> bool:
+            return (await handle.status()).status == "completed"
+
+        await soon(until(ended))
+        assert await soon(handle.result()) == 4
 
 
 async def test_what_cannot_be_handed_over_is_put_in_line(boss: Space, clock: ManualClock) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -33,6 +33,8 @@ class Listener(asyncio.Event):
         self.tags = tags
         self.value: bytes | None = None
         """What the feed showed last of the entry, if it showed all of it."""
+        self.missed_nothing = False
+        """Whether the feed will show all that comes after what the one who waits knows."""
 
 
 class Awaiting:
@@ -45,18 +47,27 @@ class Awaiting:
         self._clock = clock
         self._events: dict[str, set[Listener]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._shown = 0
+        """The last revision of which the feed showed something, or as of which it is followed."""
         self._leaving: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def listening(self, key: str, tags: frozenset[str] | None = None) -> AsyncIterator[Listener]:
-        """As long as this lasts: the event is set when the entry changes; if `tags` are given, to one with such a tag, or to nothing."""
+    async def listening(
+        self, key: str, tags: frozenset[str] | None = None, known: int | None = None
+    ) -> AsyncIterator[Listener]:
+        """As long as this lasts: the event is set when the entry changes; if `tags` are given, to one with such a tag, or to nothing.
+
+        `known` is the revision as of which the entry is known: if the feed is not further than that, nothing needs to be read.
+        """
         event = Listener(tags)
         self._events.setdefault(key, set()).add(event)
         try:
             if self._task is None:
-                cursor = await self._now()
+                revision = await self._now()
                 if self._task is None:
-                    self._task = asyncio.get_running_loop().create_task(self._follow(cursor))
+                    self._shown = revision
+                    self._task = asyncio.get_running_loop().create_task(self._follow(cursor_at(revision)))
+            event.missed_nothing = known is not None and self._shown <= known
             yield event
         finally:
             self._events[key].discard(event)
@@ -70,9 +81,11 @@ class Awaiting:
         if not self._events:
             self.stop()
 
-    def tell(self, key: str) -> None:
-        """An entry was changed here: who waits need not wait for the feed to say so."""
+    def tell(self, key: str, value: Callable[[], bytes] | None = None) -> None:
+        """An entry was changed here, to this if it is known: who waits need not wait for the feed to say so."""
         for event in self._events.get(key, ()):
+            if value is not None and event.value is None:
+                event.value = value()
             event.set()
 
     def stop(self) -> None:
@@ -83,15 +96,15 @@ class Awaiting:
             self._task.cancel()
             self._task = None
 
-    async def _now(self) -> str:
+    async def _now(self) -> int:
         found = await self._engine.spaces(self._space)
-        return cursor_at(found[0].revision if found else 0)
+        return found[0].revision if found else 0
 
     async def _follow(self, cursor: str) -> None:
         while True:
             try:
                 async for commit in self._engine.watch(self._space, self._prefix, cursor=cursor):
-                    cursor = commit.cursor
+                    cursor, self._shown = commit.cursor, commit.version
                     for change in commit.changes:
                         for event in self._events.get(change.key, ()):
                             if event.tags is None or not change.exists or change.tag in event.tags:
@@ -102,9 +115,10 @@ class Awaiting:
                 await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
                 if isinstance(exc, Compacted):
                     try:
-                        cursor = await self._now()
+                        self._shown = await self._now()
                     except Error:
                         continue
+                    cursor = cursor_at(self._shown)
                 for events in self._events.values():
                     for event in events:
                         event.value = None

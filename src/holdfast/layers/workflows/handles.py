@@ -65,6 +65,7 @@ from holdfast.layers.workflows.entries import (
     tag_of,
 )
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
+from holdfast.layers.workflows.fresh import Fresh
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
 from holdfast.layers.workflows.outside import Outside
@@ -102,9 +103,11 @@ class ExecutionView(msgspec.Struct, frozen=True, omit_defaults=True):
 class ExecutionHandle:
     """One execution. Made by `space.workflows.start` or `.get`."""
 
-    def __init__(self, workflows: Workflows, id: str) -> None:
+    def __init__(self, workflows: Workflows, id: str, started: int | None = None) -> None:
+        """`started`: at which version, if that was here and just now."""
         self._workflows = workflows
         self._scope = workflows._scope
+        self._started = started
         self.id = id
         """The execution's id."""
 
@@ -134,7 +137,10 @@ class ExecutionHandle:
         if patience == 0:
             execution = await self._execution()
         else:
-            async with self._workflows._coordination.awaiting(scope, EXECUTIONS).listening(key, ENDED_TAGS) as changed:
+            awaiting = self._workflows._coordination.awaiting(scope, EXECUTIONS)
+            async with awaiting.listening(key, ENDED_TAGS, self._started) as changed:
+                if changed.missed_nothing:  # it has been started, and has not ended
+                    await sleep_or(scope.clock, deadline, changed)
                 while True:
                     changed.clear()
                     shown, changed.value = changed.value, None
@@ -286,8 +292,9 @@ class Workflows:
                 raise InvalidInput("key is for a workflow that is started by its name; its code makes it otherwise")
             meta = meta_for(definition, input, execution, now, priority=priority)
             limit = definition.concurrency
-        await start_execution(self._scope, self._queue_of(meta.name), meta, limit)
-        return ExecutionHandle(self, execution)
+        fresh = Fresh.of(self._coordination, self._scope)
+        receipt = await start_execution(self._scope, self._queue_of(meta.name), meta, limit, fresh=fresh)
+        return ExecutionHandle(self, execution, None if receipt is None else receipt.version)
 
     async def is_served(self, name: str) -> bool:
         """Whether there is a worker that knows this workflow, and lives."""

@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode
-from holdfast.engine import Condition, Delete, Entry, Present, Receipt
+from holdfast.engine import Condition, Delete, Present, Receipt
 from holdfast.errors import (
     AccessDenied,
     Conflict,
@@ -114,7 +114,7 @@ class Run:
     """One run. Made by a worker that has taken the message of an execution."""
 
     def __init__(
-        self, host: Host, definition: Definition, message: Message, meta: Meta, entry: Entry, execution: Execution
+        self, host: Host, definition: Definition, message: Message, meta: Meta, version: int, execution: Execution
     ) -> None:
         self.scope = host.scope
         self.clock: Clock = host.scope.clock
@@ -127,7 +127,7 @@ class Run:
         self.definition = definition
         self.message = message
         self.meta = meta
-        self.standing = Standing(host.scope, message, execution, entry.version)
+        self.standing = Standing(host.scope, message, execution, version)
         self.journal = Journal(host.scope, meta.id, message.key)
         self.mail = Mail(host.scope, meta.id)
         self.runnable = Runnable(self._idle)
@@ -554,6 +554,7 @@ class Run:
                 await self._close(lambda: self.standing.ended(self.journal, to, kept, ttl_ms, *others))  # noqa: B023 - sent before it changes
             except Conflict:
                 continue
+            self.standing.now = to
             self.message.committed()
             log.info("execution %s of %s has %s", was.id, was.name, ENDED_WORDS.get(status, status))
             return

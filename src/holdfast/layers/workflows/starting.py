@@ -27,6 +27,7 @@ from holdfast.layers.workflows.entries import (
     tag_of,
     tally_key,
 )
+from holdfast.layers.workflows.fresh import Fresh, Started
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.known import Known
 from holdfast.layers.workflows.limits import lining_up, taking
@@ -93,15 +94,24 @@ async def start_execution(
     also: Parts | None = None,
     *,
     begun: int | None = None,
+    fresh: Fresh | None = None,
 ) -> Receipt | None:
-    """Commit it, with whatever else is to be done in the same moment. None when there is one of this id: nothing was changed."""
+    """Commit it, with whatever else is to be done in the same moment. None when there is one of this id: nothing was changed.
+
+    If a worker of this process has it in the same commit, `fresh` tells it what it is.
+    """
     in_line = False
     more, needed = also or ([], [])
     while True:
         operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
         try:
             if also is None and not in_line:  # a worker of this process may have it in the same commit
-                return await queue.commit_and_take(tuple(operations), tuple(conditions))
+                receipt = await queue.commit_and_take(tuple(operations), tuple(conditions))
+                if fresh is not None and len(receipt.results) > len(operations):
+                    meta_put, execution_put = operations[:2]
+                    assert isinstance(meta_put, Put) and isinstance(execution_put, Put)  # noqa: S101, PT018 - `starting` makes them
+                    fresh.put(meta.id, Started(receipt.version, meta_put.value, execution_put.value))
+                return receipt
             return await scope.commit((*operations, *more), (*conditions, *needed))
         except Conflict as conflict:
             if conflict.key == meta_key(meta.id) and conflict.actual is not None:

@@ -24,7 +24,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from holdfast.engine import cursor_at
+from holdfast.codec import decode, encode
+from holdfast.engine import Entry, cursor_at
 from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost, NotFound
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
@@ -45,6 +46,7 @@ from holdfast.layers.workflows.entries import (
     PENDING,
     Execution,
     Fault,
+    Meta,
     execution_key,
     execution_of,
     inbox_key,
@@ -53,6 +55,7 @@ from holdfast.layers.workflows.entries import (
     queue_name,
 )
 from holdfast.layers.workflows.firing import Firing
+from holdfast.layers.workflows.fresh import Fresh
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.known import make_known
 from holdfast.layers.workflows.limits import LINE
@@ -73,6 +76,8 @@ ARCHIVE_TRIES: Final = 3
 """At once, where an execution changes while it is being archived."""
 ARCHIVE_AGAIN_S: Final = 60
 DEATHS_MAX: Final = 20
+MAILED_MAX: Final = 4096
+"""As many as may be sent something between the start of an execution here and its run, which is at once."""
 
 log = logging.getLogger("holdfast.workflows")
 
@@ -114,6 +119,11 @@ class Worker:
         self._options = Options(lease_ms, "release", "release", "release")
         self._queues: dict[str, Queue] = {}
         self._runs: dict[str, Run] = {}
+        self._fresh = Fresh.of(coordination, scope)
+        self._since = 0
+        """Since this revision everything that is sent to executions has been seen."""
+        self._mailed: dict[str, None] = {}
+        """To whom something was sent lately that did not run here, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(concurrency)
         self._free = concurrency
@@ -156,7 +166,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         await self._register()
         await self._announce()
-        loops = [loop.create_task(self._follow(await self._now())), loop.create_task(self._ends.follow())]
+        self._since = await self._now()
+        loops = [loop.create_task(self._follow(cursor_at(self._since))), loop.create_task(self._ends.follow())]
         if self._executes:
             loops.append(loop.create_task(Firing(self).run()))
         for name in self._executes:
@@ -332,13 +343,15 @@ class Worker:
 
     async def _run(self, definition: Definition, message: Message, id: str) -> bool:
         """Run it as far as it goes; False when the message is not needed."""
-        scope = self.scope
-        keys = [execution_key(id), meta_key(id), inbox_key(id)]
         while True:
-            entry, described, inbox = await scope.engine.get(scope.space, keys)
-            if entry is None or described is None:
-                return False
-            execution, meta = execution_of(entry), meta_of(described)
+            started = self._just_started(id)
+            if started is not None:
+                version, meta, execution, inbox = *started, None
+            else:
+                entry, described, inbox = await self._read(id)
+                if entry is None or described is None:
+                    return False
+                version, meta, execution = entry.version, meta_of(described), execution_of(entry)
             if meta.name != definition.name or execution.ended:
                 return False
             before = self._runs.get(id)
@@ -347,7 +360,7 @@ class Worker:
             if not await self._replaces(before, execution, message):
                 return False
             await before.over.wait()
-        run = Run(self, definition, message, meta, entry, execution)
+        run = Run(self, definition, message, meta, version, execution)
         if inbox is not None:
             await run.mail.read(inbox)
         claim = await self._claim(execution, message, run)
@@ -371,8 +384,20 @@ class Worker:
         finally:
             del self._runs[id]
             run.over.set()
-            self._coordination.awaiting(scope, EXECUTIONS).tell(execution_key(id))
+            stands = run.standing.now
+            awaiting = self._coordination.awaiting(self.scope, EXECUTIONS)
+            awaiting.tell(execution_key(id), (lambda: encode(stands)) if stands.ended else None)
         return True
+
+    async def _read(self, id: str) -> list[Entry | None]:
+        return await self.scope.engine.get(self.scope.space, [execution_key(id), meta_key(id), inbox_key(id)])
+
+    def _just_started(self, id: str) -> tuple[int, Meta, Execution] | None:
+        """How an execution stands that was started here, and to which certainly nothing was sent since."""
+        started = self._fresh.take(id)
+        if started is None or started.version < self._since or id in self._mailed:
+            return None
+        return started.version, decode(started.meta, Meta), decode(started.execution, Execution)
 
     async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
         """Whether a message ends, or follows, a run of the same execution that is not over here."""
@@ -402,9 +427,9 @@ class Worker:
 
     # --- what is sent to those it runs ---
 
-    async def _now(self) -> str:
+    async def _now(self) -> int:
         found = await self.scope.engine.spaces(self.scope.space)
-        return cursor_at(found[0].revision if found else 0)
+        return found[0].revision if found else 0
 
     async def _follow(self, cursor: str) -> None:
         scope, clock = self.scope, self.scope.clock
@@ -417,6 +442,8 @@ class Worker:
                         run = self._runs.get(id)
                         if run is not None:
                             run.mailed()
+                        elif change.exists:
+                            self._note_mail(id)
                         if self._service.doing(id):
                             await self._service.mailed(id)
             except Error as exc:
@@ -424,12 +451,18 @@ class Worker:
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
                 if isinstance(exc, Compacted):
                     try:
-                        cursor = await self._now()
+                        self._since = await self._now()
                     except Error:
                         continue
+                    cursor = cursor_at(self._since)
                 for run in self._runs.values():
                     run.mailed()
                 await self._look_at_steps()
+
+    def _note_mail(self, id: str) -> None:
+        self._mailed[id] = None
+        if len(self._mailed) > MAILED_MAX:
+            del self._mailed[next(iter(self._mailed))]
 
     async def _look_at_steps(self) -> None:
         for id in self._service.ids():
