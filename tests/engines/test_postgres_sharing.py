@@ -181,6 +181,50 @@ async def test_a_writer_among_others_needs_one_round_trip_as_well(
     await other.close()
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        put("a/mine", b"2", ttl_ms=1000),
+        Batch("a", (Put("a/mine", b"2", ttl_ms=1000), Put("a/new", b"1", ttl_ms=2000), Put("a/other", b"1"))),
+        Batch("a", (Increment("a/count", 1, ttl_ms=1000),)),
+        Batch("a", (Touch("a/lease", 100_000),)),
+        Batch("a", (Touch("a/lease", 100_000), Put("a/mine", b"2"))),
+    ],
+    ids=["put", "puts", "increment", "touch", "touch and put"],
+)
+async def test_what_expires_lives_from_the_moment_it_is_written_although_others_wrote_since(
+    url: str, batch: Batch, trips: Trips, stack: contextlib.AsyncExitStack
+) -> None:
+    """In one round trip: the other's clock, and so the time of the space, is ahead of what this writer evaluates with."""
+    clock, ahead = ManualClock(), ManualClock()
+    engine, other = [await stack.enter_async_context(opened(url, each)) for each in (clock, ahead)]
+    model = MemoryEngine(clock=clock)
+    before = [put("a/mine"), put("a/count"), put("a/lease", ttl_ms=10_000)]
+    for each in before:
+        assert await engine.commit(SPACE, each) == await model.commit(SPACE, each)
+    for n in range(3):  # each knows that there is another
+        for each, name in ((engine, "a/mine"), (other, "a/yours")):
+            await each.commit(SPACE, put(name, b"%d" % n))
+            await model.commit(SPACE, put(name, b"%d" % n))
+    clock.advance("1ms")
+    ahead.advance("501ms")
+    await other.commit(SPACE, put("a/yours", b"late"))
+    written: list[Receipt] = []
+
+    async def write() -> None:
+        written.append(await engine.commit(SPACE, batch))
+
+    assert len(await trips.of(write())) == 1
+    clock.advance("500ms")
+    await model.commit(SPACE, put("a/yours", b"late"))
+    assert written == [await model.commit(SPACE, batch)]
+    assert await feed_of(other) == await feed_of(model)
+    expected = await model.scan(SPACE, "a/")
+    assert [await each.scan(SPACE, "a/") for each in (engine, other)] == [expected, expected]
+    again = Batch("a", tuple(Touch(entry.key, 1000) for entry in expected.entries))  # as this writer remembers it
+    assert await engine.commit(SPACE, again) == await model.commit(SPACE, again)
+
+
 # --- total order ---
 
 
@@ -196,13 +240,14 @@ def random_batch(chance: random.Random, n: int) -> Batch:
         lambda: Put(chance.choice(keys), b"5", ttl_ms=chance.choice((1000, 50_000))),
         lambda: Delete(chance.choice(keys)),
         lambda: Increment(chance.choice(keys), 1),
+        lambda: Increment(chance.choice(keys), 1, ttl_ms=30_000),
         lambda: Push("q/", b"1"),
         lambda: Push("l/", b"1"),
         lambda: Take("l/", f"r/{n}/", 9),
         lambda: Take("q/", f"r/{n}/"),
         lambda: Touch("t/lease", chance.choice((60_000, 70_000))),
     ]
-    weights = (8, 3, 1, 2, 2, 1, 1, 1, 1, 1)
+    weights = (8, 3, 4, 2, 2, 1, 1, 1, 1, 1, 2)
     operations = [make() for make in chance.choices(choices, weights, k=chance.randint(1, 2))]
     chosen: list[tuple[Condition, ...]] = [
         (),
@@ -228,11 +273,12 @@ async def one_after_the_other(engine: PostgresEngine, batches: list[Batch]) -> l
     return done
 
 
+@pytest.mark.parametrize("apart_ms", [0, 7])
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_written_after_others_is_what_an_evaluation_there_gives(
-    url: str, seed: int, monkeypatch: pytest.MonkeyPatch, stack: contextlib.AsyncExitStack
+    url: str, seed: int, apart_ms: int, monkeypatch: pytest.MonkeyPatch, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Random batches through three engines at once; repeated in the order of their versions they give the same."""
+    """Random batches through three engines at once, whose clocks differ; repeated in the order of their versions they give the same."""
     outcomes: list[int] = []
     answered = Writer._answered
 
@@ -242,9 +288,11 @@ async def test_what_is_written_after_others_is_what_an_evaluation_there_gives(
         return reply
 
     monkeypatch.setattr(Writer, "_answered", counted)
-    chance, clock = random.Random(seed), ManualClock()
-    engines = [await stack.enter_async_context(opened(url, clock)) for _ in range(3)]
-    model = MemoryEngine(clock=clock)
+    chance = random.Random(seed)
+    clocks = [ManualClock(1_750_000_000_000 + i * apart_ms) for i in range(3)]
+    engines = [await stack.enter_async_context(opened(url, clock)) for clock in clocks]
+    when = AsTold(clocks[0])
+    model = MemoryEngine(clock=when)
     for each in (model, engines[0]):
         await each.commit(SPACE, Batch("a", (Put("t/lease", b"1", ttl_ms=60_000),)))
     number = 0
@@ -252,15 +300,29 @@ async def test_what_is_written_after_others_is_what_an_evaluation_there_gives(
         batches = [random_batch(chance, number + i) for i in range(30)]
         number += len(batches)
         parts = await asyncio.gather(*(one_after_the_other(each, batches[i::3]) for i, each in enumerate(engines)))
-        done = sorted((each for part in parts for each in part), key=lambda each: each[0].version)
-        for receipt, batch in done:
+        done = [(*each, clock) for part, clock in zip(parts, clocks, strict=True) for each in part]
+        for receipt, batch, when.clock in sorted(done, key=lambda each: each[0].version):
             assert await model.commit(SPACE, batch) == receipt
-        clock.advance(chance.choice((0.001, 0.4, 2)))
-        pages = [await each.scan(SPACE, "") for each in (model, *engines)]
-        assert all(page == pages[0] for page in pages)
-        assert await engines[1].spaces(SPACE) == await model.spaces(SPACE)
+        ahead = chance.choice((0.001, 0.4, 2))
+        for each, when.clock in zip(engines, clocks, strict=True):
+            when.clock.advance(ahead)
+            assert await each.scan(SPACE, "") == await model.scan(SPACE, "")
+        assert await engines[2].spaces(SPACE) == await model.spaces(SPACE)
     assert await feed_of(engines[2]) == await feed_of(model)
     assert outcomes.count(REBASED) > 5, "nothing was written after others"
+
+
+class AsTold:
+    """The clock of one or the other."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    async def sleep_until(self, at_ms: int) -> None:
+        await self.clock.sleep_until(at_ms)
 
 
 def without_the_lock() -> tuple[str, ...]:

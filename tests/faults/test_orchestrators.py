@@ -36,7 +36,7 @@ SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 ORCHESTRATORS = 50 if SOAK else 4
 CORRELATIONS = 5_000 if SOAK else 60
 KILL_S = 0.25
-LEASE = "5s" if SOAK else "1s"
+LEASE = "10s" if SOAK else "1s"
 TIMEOUT = "20s" if SOAK else "900ms"
 DEADLINE_S = 3600 if SOAK else 60
 AGENTS = ["news", "momentum", "risk"]

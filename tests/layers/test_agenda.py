@@ -160,6 +160,26 @@ def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:
     assert sum(everybody) == 20 * 100 - 200, "in the end everybody would"
 
 
+def test_where_commits_take_long_the_next_in_rank_waits_longer() -> None:
+    agenda, feed = one()
+    others = [f"peer {number}" for number in range(7)]
+    feed.lives("me", *others)
+    for number in range(100):
+        feed.state(f"c{number}")
+        feed.signal(f"c{number}", "a")
+        feed.signal(f"c{number}", "b")
+    first = len(agenda.due(NOW, 1000))
+    assert 0 < first < 40
+    for _ in range(100):
+        agenda.took(1000)
+    assert agenda.step_ms == min(3000, LEASE_MS // 2)
+    assert agenda.due(NOW + agenda.step_ms - 1, 1000) == [], "planned when nothing was slow: found out when it is due"
+    assert 0 < len(agenda.due(NOW + agenda.step_ms, 1000)) < 40
+    for _ in range(100):
+        agenda.took(2)
+    assert agenda.step_ms == STEP_MS
+
+
 def test_one_that_begins_anew_keeps_its_picture_and_what_it_had_is_due_again() -> None:
     agenda, feed = one()
     feed.lives("me")

@@ -9,11 +9,12 @@ more comes back with the answer, and is evaluated and sent again.
 At once, among others. A process that finds that others write to the space too sends with its groups what they relied on:
 the entries of the keys they look at, or, where a batch just replaces an entry, its outlines (created when, whose, which
 tag, how large). If the head has moved the server compares, and if all of it is still so it writes the group after what the
-others wrote, with the versions that follow theirs: exactly what an evaluation there would have given. So the lock is
-held by the server alone, for one flush, and never while a client thinks or a network carries.
+others wrote, with the versions that follow theirs and lives that begin then: exactly what an evaluation there would have
+given. So the lock is held by the server alone, for one flush, and never while a client thinks or a network carries. What
+depends on more (a take, an expiry to be told of) is read and evaluated anew, and sent again.
 
-In turn. What depends on more (a take, an expiry to be told of, an entry that others change all the time) takes the lock
-first, reads, is evaluated while the lock is held, and is written: two round trips, and nobody can be overtaken for ever.
+In turn. What is overtaken each of AT_ONCE_MAX times takes the lock first, reads, is evaluated while the lock is held, and
+is written: two round trips, and nobody can be overtaken for ever.
 
 Time. With the system's clock the time is the server's, so that machines agree. A group that is evaluated before it is
 sent needs the time earlier: a client estimates it from the latest answers, never ahead of the truth by more than
@@ -140,10 +141,13 @@ class _Traffic:
             self._pause = min(TURNS_MAX, 2 * self._pause + 1)
             self._turns = self._pause
 
+    def met_others(self) -> None:
+        self.shared, self._alone = True, 0
+
     def met(self, others: bool, *, at_once: bool) -> bool:
         """A group was written, after others' or not. False when others have not been seen for long."""
         if others:
-            self.shared, self._alone = True, 0
+            self.met_others()
         elif self.shared:
             self._alone += 1
             if self._alone > ALONE_MAX:
@@ -257,7 +261,7 @@ class Writer:
                 continue
             if self._is_volatile(state, items):
                 return True
-            uses = self._uses(items) if traffic.shared or state.assumed else None
+            uses = self._uses(items, now) if traffic.shared or state.assumed else None
             blind = uses.blind(state.assumed, group.writes) if uses is not None else frozenset()
             call = self._prepared(state, group, sent, uses if traffic.shared else None, blind)
             *_, rows = await self._pool.run(*self._forgotten(state, group), call)
@@ -268,9 +272,11 @@ class Writer:
             sent.open = False
             if reply.outcome == CHANGED:
                 state.correct(reply)
-            elif reply.outcome in (MOVED, LATE):
+            elif reply.outcome == LATE:
                 break
             else:
+                if reply.outcome == MOVED:
+                    traffic.met_others()
                 state = None
         traffic.was_in_vain()
         if before is not None:
@@ -278,9 +284,11 @@ class Writer:
             self._states[space] = before
         return False
 
-    def _uses(self, items: list[Waiting]) -> Uses:
+    def _uses(self, items: list[Waiting], now: int) -> Uses:
         uses = Uses(_batches(items))
         for item in items:
+            if isinstance(item.outcome, Receipt):
+                uses.answered(item.batch, item.outcome, now)
             # A refusal names the version it found, so one that another batch of the group wrote must not change any more.
             if isinstance(item.outcome, Conflict) and item.outcome.actual is not None:
                 uses.version_max = max(uses.version_max, item.outcome.actual.version)
@@ -533,7 +541,7 @@ def _settle(items: list[Waiting], group: Group, base: int, revision: int, time: 
     for item in items:
         repeatable = item.batch.request_id is not None and item.batch.operations
         if isinstance(item.outcome, Receipt) and (item.outcome.version > base or not repeatable):
-            item.outcome = settle(item.outcome, group, revision, time)
+            item.outcome = settle(item.batch, item.outcome, group, revision, time)
 
 
 def _batches(items: list[Waiting]) -> list[Batch]:

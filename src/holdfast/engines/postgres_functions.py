@@ -7,7 +7,8 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   1. take the space's lock, read the head and the clock
   2. refuse what is too old (LATE), and what relied on an entry that has expired since (EXPIRED)
   3. the head is another: only a group that depends on nothing but the entries it looked at (`_movable`) can still be
-     written, after what the others wrote, with versions shifted by as much as the head has moved
+     written, after what the others wrote, with versions shifted by as much as the head has moved, and with times to live that
+     begin at its time
   4. look whether the ranges that were taken for empty are so (OCCUPIED); what is there, expired or not, is then read
   5. the head is another, or the writer is not sure of what it remembers: compare all it relied on (CHANGED); of an entry
      that is just replaced (not `_exact`) that is when it was made, whose it is, its tag and its size, because nothing else
@@ -43,7 +44,7 @@ COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at
 
 _EXPECTED: Final = """
     _class int4, _space int4, _revision int8, _step int8, _now int8, _clock int8, _until int8, _deadline int8,
-    _relaxed bool, _sure bool, _movable bool, _timed bool, _first_id int8, _to_revision int8, _to_last_id int8,
+    _relaxed bool, _sure bool, _movable bool, _first_id int8, _timed bool, _to_revision int8, _to_last_id int8,
     _writer int8, _commits bytea, _empty text[], _empty_ends text[]"""
 _ONE: Final = """
     _key text, _absent bool, _blind bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text,
@@ -82,6 +83,7 @@ DECLARE
     _head_step int8;
     _now_here int8;
     _shift int8;
+    _lag int8;
     _moved bool;
     _unsure bool;
     _kept int8[];  -- since when those are there that are replaced unseen, in the order of _keys; NULL: it is new
@@ -112,6 +114,7 @@ BEGIN
     outcome := {MOVED};
     step := _head_step;
     time := greatest(_now, _head_time);
+    _lag := time - _now;
     IF clock > _deadline THEN
         outcome := {LATE}; RETURN NEXT; RETURN;
     END IF;
@@ -189,6 +192,7 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
         IF _version > _revision THEN _version := _version + _shift; END IF;
         IF _created = _now THEN _created := time; END IF;
         IF _updated = _now THEN _updated := time; END IF;
+        _expires := _expires + _lag;
     END IF;
     _created := coalesce(created_at, _created);
     {_WRITTEN}
@@ -287,7 +291,8 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         INSERT INTO entries
             SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
                    coalesce(kept, CASE WHEN created = _now THEN time ELSE created END),
-                   CASE WHEN updated = _now THEN time ELSE updated END, expires, tag
+                   CASE WHEN updated = _now THEN time ELSE updated END,
+                   CASE WHEN _moved THEN expires + _lag ELSE expires END, tag
             FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags, _kept)
                 AS new (key, version, value, owner, created, updated, expires, tag, kept);
     END IF;

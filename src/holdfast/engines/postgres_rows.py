@@ -2,7 +2,7 @@
 
 A group that is written after others have written, as it is, gets other versions than its evaluation gave it, and possibly a
 later time. The row of the feed carries the true ones: the revision is that of the row's last commit, and all its commits have
-its time. `decode_row` puts them right, and `Reply` does so for what the writer remembers and answers. It also tells since
+its time, with which the life of whatever expires begins. `decode_row` puts them right, and `Reply` does so for what the writer remembers and answers. It also tells since
 when an entry is there that was replaced unseen.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.engine import ID_SHIFT, ChangeSet, Entry, Receipt
+from holdfast.engine import ID_SHIFT, Batch, Change, ChangeSet, Entry, Receipt, Touch
 from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.postgres_functions import CHANGED, REBASED
 from holdfast.engines.postgres_link import (
@@ -97,7 +97,21 @@ def _settled(commits: list[AnyCommit], revision: int, time: int) -> list[AnyComm
     if not commits or (commits[-1].version == revision and commits[-1].at == time):
         return commits
     shift = revision - commits[-1].version
-    return [_with(commit, version=commit.version + shift, at=time) for commit in commits]
+    return [
+        _with(commit, version=commit.version + shift, at=time, changes=_later(commit.changes, time - commit.at))
+        for commit in commits
+    ]
+
+
+def _later(changes: list[Change], lag: int) -> list[Change]:
+    """Changes that happened so much later than they were evaluated."""
+    if lag <= 0 or all(change.expires_at is None for change in changes):
+        return changes
+    return [_with(change, expires_at=_plus(change.expires_at, lag)) for change in changes]
+
+
+def _plus(moment: int | None, lag: int) -> int | None:
+    return None if moment is None else moment + lag
 
 
 class Reply:
@@ -126,6 +140,7 @@ class Reply:
         if not self.moved and not self.created:
             return group.writes
         shift, now, time = self.revision - group.revision, group.now, self.time
+        lag = max(time - now, 0)
         return {
             key: entry
             if entry is None
@@ -134,14 +149,22 @@ class Reply:
                 version=entry.version + shift if entry.version > base else entry.version,
                 created_at=self.created.get(key, time if entry.created_at == now else entry.created_at),
                 updated_at=time if entry.updated_at == now else entry.updated_at,
+                expires_at=_plus(entry.expires_at, lag),
             )
             for key, entry in group.writes.items()
         }
 
 
-def settle(receipt: Receipt, group: Group, revision: int, time: int) -> Receipt:
+def settle(batch: Batch, receipt: Receipt, group: Group, revision: int, time: int) -> Receipt:
     """A receipt as it is if its group was written after what others wrote, up to this revision and at this time."""
-    return _with(receipt, version=receipt.version + revision - group.revision, at=max(group.now, time))
+    lag, results = time - group.now, receipt.results
+    if lag > 0 and any(isinstance(op, Touch) for op in batch.operations):
+        results = [
+            result + lag if isinstance(op, Touch) and isinstance(result, int) else result
+            for op, result in zip(batch.operations, results, strict=True)
+        ]
+    version = receipt.version + revision - group.revision
+    return _with(receipt, version=version, at=max(group.now, time), results=results)
 
 
 # --- writing ---
@@ -185,8 +208,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         TRUE if state.durability == "async" else FALSE,
         TRUE if state.sure else FALSE,
         TRUE if movable else FALSE,
-        TRUE if movable and (pushed or _is_timed(state, group)) else FALSE,
         int8(max(state.last_id + 1, group.now << ID_SHIFT)) if pushed else None,
+        TRUE if movable and uses is not None and (pushed or _is_timed(state, group, uses)) else FALSE,
         int8(group.revision),
         int8(group.last_id),
         int8(terms.writer),
@@ -221,16 +244,24 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     )
 
 
-def _is_timed(state: SpaceState, group: Group) -> bool:
-    """Whether what is written depends on the very time of the evaluation."""
+def _is_timed(state: SpaceState, group: Group, uses: Uses) -> bool:
+    """Whether what is written depends on the time of the evaluation by more than lives that begin with it."""
+    if uses.timed:
+        return True
     for key, entry in group.writes.items():
         if entry is not None:
-            if entry.expires_at is not None:
+            if not _begins(key, entry.expires_at, group.now, uses):
                 return True
             old = state.known(key)
             if old is not None and group.now in (old.created_at, old.updated_at):
                 return True
-    return False
+    told = (change for commit in group.commits for change in commit.changes)
+    return not all(_begins(change.key, change.expires_at, group.now, uses) for change in told)
+
+
+def _begins(key: str, expires_at: int | None, now: int, uses: Uses) -> bool:
+    """Whether it expires never, or a time after the group that an operation of the group named."""
+    return expires_at is None or expires_at - now in uses.lives.get(key, ())
 
 
 def _columns(entry: Entry | None) -> tuple[Value, ...]:
@@ -313,7 +344,7 @@ def load_call(
         None,
         int8(2**62),
         TRUE if state.durability == "async" and not state.dropped else FALSE,
-        *(TRUE, FALSE, FALSE, None),
+        *(TRUE, FALSE, None, FALSE),
         int8(revision),
         int8(state.last_id),
         int8(0),

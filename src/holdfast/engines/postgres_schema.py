@@ -31,7 +31,7 @@ from psycopg import AsyncConnection, sql
 from holdfast.engines.postgres_functions import FUNCTIONS
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"
@@ -115,9 +115,10 @@ CREATE VIEW readable AS
 """
 
 _NOTHING: Final = "SELECT"
-STEPS: Final = (_TABLES, _NOTHING, _NOTHING, FUNCTIONS)
+STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, FUNCTIONS)
 """What brings a schema from one version to the next; the first makes the tables, the last the functions. 2: unknown keys are
-replaced unseen. 3: ranges are taken for empty. 4: unknown keys are looked up one by one."""
+replaced unseen. 3: ranges are taken for empty. 4: unknown keys are looked up one by one. 5: what expires can be
+written after what others wrote."""
 
 TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """What changes when a standby takes over."""

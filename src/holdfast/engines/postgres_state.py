@@ -20,7 +20,7 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from holdfast.engine import Batch, Durability, Empty, Entry, Push, Put, Take, VersionIs
+from holdfast.engine import Batch, Durability, Empty, Entry, Increment, Push, Put, Receipt, Take, Touch, VersionIs
 from holdfast.engines.evaluation import SWEEP_MAX, Group, Stored, keys_of
 from holdfast.engines.postgres_link import Call, Rows, int4, int8, number, optional_number, string, text, text_array
 from holdfast.engines.postgres_rows import Reply, entry_of, find
@@ -44,7 +44,7 @@ class Missing(Exception):
 class Uses:
     """How a group uses keys, as far as it matters when others write at the same time."""
 
-    __slots__ = ("exact", "movable", "version_max")
+    __slots__ = ("exact", "lives", "movable", "timed", "version_max")
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.exact: set[str] = set()
@@ -53,6 +53,10 @@ class Uses:
         """Whether the group depends on nothing but the entries of its keys."""
         self.version_max = 0
         """The highest version a condition names."""
+        self.lives: dict[str, set[int]] = {}
+        """Times to live that begin with the group, by key."""
+        self.timed = False
+        """Whether an answer depends on the very time of the evaluation."""
         for batch in batches:
             for condition in batch.conditions:
                 if isinstance(condition, Empty):
@@ -65,6 +69,16 @@ class Uses:
                     self.movable = False
                 elif not isinstance(op, Put | Push):
                     self.exact.add(op.key)
+
+    def answered(self, batch: Batch, receipt: Receipt, now: int) -> None:
+        """What a batch was answered, by an evaluation at this time: what of it is a life that begins when it is written."""
+        for op, result in zip(batch.operations, receipt.results, strict=False):
+            if isinstance(op, Put | Increment) and op.ttl_ms is not None:
+                self.lives.setdefault(op.key, set()).add(op.ttl_ms)
+            elif isinstance(op, Touch) and result is not None:
+                self.lives.setdefault(op.key, set()).add(op.ttl_ms)
+                # One that lasts longer anyway may not do so later; and what a repetition is answered is in the feed.
+                self.timed |= result != now + op.ttl_ms or batch.request_id is not None
 
     def blind(self, assumed: set[str], written: Collection[str]) -> set[str]:
         """Keys taken for absent that are just put: the server replaces what is there. A take names its targets nowhere."""

@@ -2,7 +2,8 @@
 
 A correlation is due when its last signal is there, or when its time is over; what another orchestrator claimed is due when that
 one is gone. Everybody who runs has the same picture, so they agree, by a hash of the correlation's id and their own, on who
-goes first; the second follows STEP_MS later, if nothing has happened, and so on. Whose turn it is is found out when something is
+goes first; the second follows a step later, if nothing has happened, and so on. A step is STEP_MS, or longer where commits take long:
+otherwise all would come before the first is done, and make it slower still. Whose turn it is is found out when something is
 due, not before: most of it is done by others, or changes, until then. That only saves work: what makes it safe that one decides is the compare-and-set in `orchestrator.py`, which also holds when two pictures differ.
 
 Whether another orchestrator lives, its lease tells. Its end is in the feed, but only when somebody sweeps, and that it was kept
@@ -39,7 +40,9 @@ from holdfast.layers.sections import SECTIONS, SOLE
 
 OPEN_MAX: Final = 100_000
 STEP_MS: Final = 150
-"""How long the next in rank waits for the one before."""
+"""How long the next in rank waits for the one before, at least."""
+STEP_COMMITS: Final = 3
+"""And at least as long as so many commits take; but not longer than half a lease."""
 RANK_MAX: Final = 8
 """Nobody waits longer than so many steps."""
 LOOK_MS_MIN: Final = 100
@@ -103,6 +106,8 @@ class Agenda:
         self.me = me
         self.overfull = False
         self._lease_ms = lease_ms
+        self._took_ms = 0.0
+        """How long commits take, lately."""
         self._publishes = publishes
         self._open: dict[str, ToDecide] = {}
         self._outbox: dict[str, ToPublish] = {}
@@ -267,8 +272,17 @@ class Agenda:
         else:
             return None
         if in_turn and len(self._peers) > 1:
-            base += STEP_MS * min(len(self._before(work.corr_id)), RANK_MAX)
+            base += self.step_ms * min(len(self._before(work.corr_id)), RANK_MAX)
         return max(base, work.retry_at)
+
+    @property
+    def step_ms(self) -> int:
+        """How long the next in rank waits for the one before."""
+        return max(STEP_MS, min(round(STEP_COMMITS * self._took_ms), self._lease_ms // 2))
+
+    def took(self, ms: int) -> None:
+        """A commit took so long."""
+        self._took_ms += (ms - self._took_ms) / 8
 
     def _before(self, corr_id: str) -> list[str]:
         """Those who come before this orchestrator."""

@@ -237,10 +237,13 @@ class Orchestrator:
             yield Term(id, lease, agenda)
         finally:
             self._coordination.leases.release(lease)
-            try:
-                await scope.commit((Delete(key),))
-            except Error as exc:
-                log.warning("the lease of an orchestrator ends by itself in %d ms: %s", self._lease_ms, exc)
+            if (
+                not lease.lost.is_set()
+            ):  # until a lost one ends, what it had is taken over by who knows what of it is done
+                try:
+                    await scope.commit((Delete(key),))
+                except Error as exc:
+                    log.warning("the lease of an orchestrator ends by itself in %d ms: %s", self._lease_ms, exc)
 
     async def _serve(self, term: Term, following: asyncio.Future[None]) -> None:
         """Do what is due, until the lease is lost, or the feed cannot be followed."""
@@ -488,6 +491,7 @@ class Orchestrator:
             # First: one of them may make room for another decision of the same id.
             removed = tuple(Delete(OUTBOX + work.corr_id) for work in noted)
             as_written = (VersionIs(OUTBOX + work.corr_id, work.version) for work in noted)
+            began = self._scope.clock.now_ms()
             try:
                 receipt = await term.scope.commit((*removed, *operations), (*conditions, *as_written))
             except BaseException as exc:
@@ -498,6 +502,7 @@ class Orchestrator:
                 if not gone:
                     raise
             else:
+                term.agenda.took(self._scope.clock.now_ms() - began)
                 for work in noted:
                     term.agenda.published(work, receipt.version)
                     if work.decision is not None:
