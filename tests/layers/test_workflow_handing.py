@@ -12,7 +12,10 @@ import pytest
 
 from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, workflow
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt, cursor_at
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.leases import Leases
 from holdfast.layers.workflows.entries import meta_key
+from holdfast.layers.workflows.fresh import Fresh
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.hosting import until
 from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
@@ -51,6 +54,7 @@ class Beside(Wrapper):
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.read: list[str] = []
+        self.first: Callable[[], Awaitable[object]] | None = None
         self.then: Callable[[], Awaitable[object]] | None = None
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
@@ -58,8 +62,11 @@ class Beside(Wrapper):
         return await super().get(space, keys)
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
+        starts = any(isinstance(op, Put) and op.key == meta_key("x") for op in batch.operations)
+        if starts and self.first is not None:
+            await self.first()
         receipt = await super().commit(space, batch)
-        if self.then is not None and any(isinstance(op, Put) and op.key == meta_key("x") for op in batch.operations):
+        if starts and self.then is not None:
             then, self.then = self.then, None
             await then()
         return receipt
@@ -81,6 +88,20 @@ async def test_what_was_just_started_here_is_not_read_again(boss: Space) -> None
     async with at_hand(boss) as (space, engine):
         assert await soon((await space.workflows.start(three_steps, 1, id="x")).result()) == 4
         assert [key for key in engine.read if key.endswith("/x")] == []
+
+
+async def test_what_lay_there_before_is_taken_first_and_both_are_run(boss: Space) -> None:
+    async with at_hand(boss) as (space, engine):
+        elsewhere = Space(boss._scope, boss._blob_folder, Coordination(Leases(boss._scope.clock)))
+
+        async def start_another() -> None:
+            await elsewhere.workflows.start(three_steps, 10, id="w")
+
+        engine.first = start_another
+        handle = await space.workflows.start(three_steps, 1, id="x")
+        assert await soon(handle.result()) == 4
+        assert await soon((await space.workflows.get("w")).result()) == 13
+        assert Fresh.of(boss._coordination, boss._scope)._started == {}
 
 
 @workflow

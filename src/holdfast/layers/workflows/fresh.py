@@ -1,7 +1,7 @@
-"""Executions that were started in this process a moment ago: whoever runs them here need not read what was just written.
+"""Executions that a worker of this process got in the commit of their start: it need not read what was just written.
 
-It is as good as read as long as nothing has been sent to the execution since, which its worker knows from the feed (`worker.py`). If its
-state has changed otherwise, the first commit of the run is refused, as it is when the state changes after it was read.
+Whoever has the message has the execution, so nobody else has changed it since. What may have come is a letter, which the worker knows from
+the feed (`worker.py`). That holds for the very message that came with the start, and as long as its worker has it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ BYTES_MAX: Final = 16 * 1024
 
 
 class Started(NamedTuple):
-    """What was written of an execution, and the version of both entries."""
+    """What was written of an execution, the version of both entries, and under which key its message was taken."""
 
+    key: str
     version: int
     meta: bytes
     execution: bytes
@@ -41,5 +42,10 @@ class Fresh:
             if len(self._started) > FRESH_MAX:
                 del self._started[next(iter(self._started))]
 
-    def take(self, id: str) -> Started | None:
-        return self._started.pop(id, None)
+    def take(self, id: str, key: str) -> Started | None:
+        """What was written of it, if this is the message that came with it."""
+        started = self._started.pop(id, None)
+        return started if started is not None and started.key == key else None
+
+    def clear(self) -> None:
+        self._started.clear()

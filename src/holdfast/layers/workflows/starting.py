@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.codec import encode
-from holdfast.engine import Absent, Condition, Increment, Operation, Put, Receipt
+from holdfast.engine import Absent, Condition, Increment, Operation, Push, Put, Receipt
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import check_name
 from holdfast.layers.queue_entries import priority_element
@@ -107,10 +107,8 @@ async def start_execution(
         try:
             if also is None and not in_line:  # a worker of this process may have it in the same commit
                 receipt = await queue.commit_and_take(tuple(operations), tuple(conditions))
-                if fresh is not None and len(receipt.results) > len(operations):
-                    meta_put, execution_put = operations[:2]
-                    assert isinstance(meta_put, Put) and isinstance(execution_put, Put)  # noqa: S101, PT018 - `starting` makes them
-                    fresh.put(meta.id, Started(receipt.version, meta_put.value, execution_put.value))
+                if fresh is not None:
+                    _tell(fresh, meta, operations, receipt)
                 return receipt
             return await scope.commit((*operations, *more), (*conditions, *needed))
         except Conflict as conflict:
@@ -122,6 +120,16 @@ async def start_execution(
             if conflict.key is None or not conflict.key.startswith(TALLIES.prefix("slots")):
                 raise
             in_line = not in_line  # all slots are taken, or one has come free
+
+
+def _tell(fresh: Fresh, meta: Meta, operations: list[Operation], receipt: Receipt) -> None:
+    """Tell the worker that has the message, if one has it by the same commit; what was taken may be another that lay there before."""
+    taken = receipt.results[-1] if len(receipt.results) > len(operations) else None
+    message = next((op for op in operations if isinstance(op, Push)), None)
+    written = {op.key: op.value for op in operations if isinstance(op, Put)}
+    if message is not None and isinstance(taken, list) and taken and taken[0].value == message.value:
+        key, of_meta, of_execution = taken[0].key, written[meta_key(meta.id)], written[execution_key(meta.id)]
+        fresh.put(meta.id, Started(key, receipt.version, of_meta, of_execution))
 
 
 def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = False, begun: int | None = None) -> Parts:

@@ -207,6 +207,7 @@ class Worker:
             log.info("that %s are served is not said: %s", ", ".join(self.workflows), exc)
 
     async def _wind_up(self) -> None:
+        self._fresh.clear()
         for run in self._runs.values():
             run.stop()
         self._service.stop()
@@ -344,7 +345,7 @@ class Worker:
     async def _run(self, definition: Definition, message: Message, id: str) -> bool:
         """Run it as far as it goes; False when the message is not needed."""
         while True:
-            started = self._just_started(id)
+            started = self._just_started(id, message)
             if started is not None:
                 version, meta, execution, inbox = *started, None
             else:
@@ -392,9 +393,9 @@ class Worker:
     async def _read(self, id: str) -> list[Entry | None]:
         return await self.scope.engine.get(self.scope.space, [execution_key(id), meta_key(id), inbox_key(id)])
 
-    def _just_started(self, id: str) -> tuple[int, Meta, Execution] | None:
-        """How an execution stands that was started here, and to which certainly nothing was sent since."""
-        started = self._fresh.take(id)
+    def _just_started(self, id: str, message: Message) -> tuple[int, Meta, Execution] | None:
+        """How an execution stands whose start brought this message, and to which certainly nothing was sent since."""
+        started = self._fresh.take(id, message.key)
         if started is None or started.version < self._since or id in self._mailed:
             return None
         return started.version, decode(started.meta, Meta), decode(started.execution, Execution)
