@@ -237,9 +237,8 @@ class Orchestrator:
             yield Term(id, lease, agenda)
         finally:
             self._coordination.leases.release(lease)
-            if (
-                not lease.lost.is_set()
-            ):  # until a lost one ends, what it had is taken over by who knows what of it is done
+            # Until a lost one ends by itself, what it had is taken over by who knows what of it is done.
+            if not lease.lost.is_set():
                 try:
                     await scope.commit((Delete(key),))
                 except Error as exc:
