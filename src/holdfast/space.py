@@ -6,10 +6,11 @@ Each capability's module is imported when it is first used: a command that reads
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from holdfast.clock import Duration, duration_ms, wait_ms
 from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The store that a space is of, as another process would open it."""
 
     url: str

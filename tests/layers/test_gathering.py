@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import Conflict, InvalidInput, ManualClock, OutcomeUnknown, Space
 from holdfast.engine import Absent, AtLeast, Batch, Delete, Engine, Increment, Present, Push, Put, Receipt

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Stand, Store
 from holdfast.engine import Batch, Change, Engine, Entry, Page, Receipt

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, workflow
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt, cursor_at

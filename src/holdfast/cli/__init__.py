@@ -13,6 +13,7 @@ With --json the sentence is {"error": code, "message": sentence}. A traceback is
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives its exit code. Without `argv` it is the process's own, and the process ends with it."""
     if argv is not None:
         return _main(list(argv))
+    gc.disable()  # what is imported stays; to look for garbage in it takes a tenth of a small command
     code = _main(sys.argv[1:])
     if not os.environ.get("HOLDFAST_DEBUG"):
         _leave(code)

@@ -15,6 +15,7 @@ the whole tree that typer shows and judges.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from functools import cached_property
@@ -128,6 +129,9 @@ class Command:
 
     def run(self, session: Session, given: dict[str, Any]) -> None:
         """Do it. What is printed has left when this returns."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         factory = _quick_loop() if self.quick else None
         with output.piping(), asyncio.Runner(loop_factory=factory) as runner:
             runner.run(self.work(session, **given))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from holdfast.cli import output
 from holdfast.engines.registry import KEEPERS, split_url
@@ -28,15 +29,14 @@ SPACE: Final = "default"
 AGENT: Final = "cli"
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """The options every command has; None is what was not given."""
 
     given_store: str | None = None
     given_space: str | None = None
     given_agent: str | None = None
     json: bool = False
-    given_token: str | None = field(default=None, repr=False)
+    given_token: str | None = None
 
     def refined(
         self, store: str | None, space: str | None, agent: str | None, json: bool, token: str | None
@@ -44,7 +44,10 @@ class Session:
         """The same, with what was given nearer to the command."""
         given = {"given_store": store, "given_space": space, "given_agent": agent, "given_token": token}
         changes = {name: text for name, text in given.items() if text is not None}
-        return replace(self, json=self.json or json, **changes)
+        return msgspec.structs.replace(self, json=self.json or json, **changes)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.given_store} {self.given_space} {self.given_agent}>"  # never the token
 
     @property
     def space_name(self) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -336,7 +336,7 @@ class Queue:
         receiver = self._coordination.shared(
             name,
             lambda: Receiver(
-                replace(scope, guards=()),
+                msgspec.structs.replace(scope, guards=()),
                 self._coordination.leases,
                 self.name,
                 options.lease_ms,

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar, overload
+
+import msgspec
 
 from holdfast.clock import Duration, as_datetime, optional_ms
 from holdfast.codec import decode, encode
@@ -60,8 +61,7 @@ Items = list
 _UNSET: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """A record with everything known about it."""
 
     key: str

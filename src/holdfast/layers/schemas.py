@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
@@ -63,7 +65,7 @@ class Schemas:
     def rehearsal(self) -> Schemas:
         """The same schemas, to try something: what is registered here is known here alone, and `migrate` is a dry run."""
         scope = self._scope
-        return Schemas(replace(scope, catalogue=Catalogue(scope.engine, scope.clock)), rehearses=True)
+        return Schemas(msgspec.structs.replace(scope, catalogue=Catalogue(scope.engine, scope.clock)), rehearses=True)
 
     @property
     def _catalogue(self) -> Catalogue:

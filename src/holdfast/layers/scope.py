@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from holdfast.clock import Clock
 from holdfast.engine import Batch, Caches, Condition, Durability, Engine, Operation, Present, Receipt
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from holdfast.layers.retention import Retention
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """What layers share. `guards` are conditions added to every batch: that is how a lock fences writes.
 
     `session` is how far this view has come: what it wrote and what its session reads saw.
@@ -33,16 +33,16 @@ class Scope:
     retention: Retention
     redaction: Redaction
     guards: tuple[Present, ...] = ()
-    session: Session = field(default_factory=Session)
-    caches: Caches | None = field(init=False, default=None)
-    """The engine, if it has a hot tier."""
-    _durability: list[Durability] = field(default_factory=list)
+    session: Session = msgspec.field(default_factory=Session)
+    caches: Caches | None = None
+    """The engine, if it has a hot tier: known by itself."""
+    _durability: list[Durability] = msgspec.field(default_factory=list)
     catalogue: Catalogue | None = None
     """The types with a schema; None where nothing typed is read or written."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.engine, Caches):  # asked once: it is not for nothing
-            object.__setattr__(self, "caches", self.engine)
+        caches = self.engine if isinstance(self.engine, Caches) else None  # asked once: it is not for nothing
+        msgspec.structs.force_setattr(self, "caches", caches)
 
     async def commit(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
@@ -82,4 +82,4 @@ class Scope:
 
     def guarded(self, *conditions: Present) -> Scope:
         """The same scope, whose every write also needs these conditions to hold."""
-        return replace(self, guards=(*self.guards, *conditions))
+        return msgspec.structs.replace(self, guards=(*self.guards, *conditions))

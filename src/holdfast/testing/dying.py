@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from holdfast.clock import Duration
 from holdfast.engine import SCAN_MAX, SYSTEM_ACTOR, Batch, ChangeSet, Delete, Engine, Entry, Page, Receipt, Touch
@@ -87,7 +88,7 @@ class Life:
     ) -> None:
         self.engine = Dying(space._scope.engine, at, after=after)
         self.coordination = Coordination(Leases(space._scope.clock))
-        scope = replace(space._scope, engine=self.engine)
+        scope = msgspec.structs.replace(space._scope, engine=self.engine)
         self.worker: Worker = Space(scope, lambda: folder, self.coordination).workflows.worker(
             workflows, lease=lease, queues=queues
         )
