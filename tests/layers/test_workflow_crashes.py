@@ -28,6 +28,7 @@ from holdfast.testing.workflows import ended
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 SEEDS = range(2_000) if SOAK else range(24)
 Program = list[dict[str, Any]]
+TAKES_TIME = {"queued", "spread", "sent", "child", "flaky", "failing", "sleep", "nap", "timeout", "nested", "breaks"}
 SEEN: Counter[str] = Counter()
 """Which calls the programs made: all of them must occur."""
 
@@ -67,10 +68,12 @@ def program(rng: random.Random, depth: int = 0, prefix: str = "") -> Program:
     for number in range(rng.randint(1, 4 if depth else 6)):
         kind = rng.choice(calls)
         call: dict[str, Any] = {"call": kind, "n": rng.randint(0, 5), "key": f"{prefix}{kind}{number}"}
+        if kind == "nested" and call["n"] % 2:
+            kind = call["call"] = "breaks"
         if kind == "gather":
             call["parts"] = [program(rng, depth + 1, f"{prefix}{number}.{part}.") for part in range(rng.randint(1, 3))]
             if sum(waits(part) for part in call["parts"]) > 1:
-                call["parts"] = [stays(part) for part in call["parts"]]
+                call["parts"] = [prompt(part) for part in call["parts"]]
         elif kind in ("child", "detached"):
             call["program"] = program(rng, depth + 1)
         made.append(call)
@@ -82,12 +85,13 @@ def waits(given: Program) -> bool:
     return any(call["call"] == "wait" or any(map(waits, call.get("parts", ()))) for call in given)
 
 
-def stays(given: Program) -> Program:
-    """The same without queues: which of several branches comes first to a signal must not depend on who serves them."""
+def prompt(given: Program) -> Program:
+    """The same without what takes time: which of several branches comes first to a signal that has come must not depend on how
+    long others served it, nor on naps, which are over when the next worker goes on."""
     for call in given:
-        call["call"] = "step" if call["call"] in ("queued", "spread", "sent") else call["call"]
+        call["call"] = "step" if call["call"] in TAKES_TIME else call["call"]
         for part in call.get("parts", ()):
-            stays(part)
+            prompt(part)
     return given
 
 
@@ -149,6 +153,15 @@ async def naps_inside(ctx: Context, n: int) -> int:
     await ctx.sleep(span(2))
     second: int = await ctx.step("inner", double, first)
     return second
+
+
+async def breaks(ctx: Context) -> None:
+    raise ValueError(f"{ctx.id} breaks")
+
+
+async def naps_and_breaks(ctx: Context) -> None:
+    await ctx.sleep(span(0.1))
+    await breaks(ctx)
 
 
 async def perform(ctx: Context, call: dict[str, Any]) -> Any:
@@ -230,6 +243,14 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
             ]
         case "checkpoint":
             return await ctx.step("checkpoint", checkpointed, key, n)
+        case "breaks":
+            first = breaks if n == 1 else naps_and_breaks
+            try:
+                await ctx.gather(
+                    first(ctx), branch(ctx, [{"call": "sleep", "n": 0, "key": key}]), ctx.wait_for("nobody")
+                )
+            except ValueError as exc:
+                return str(exc)
         case "nested":
             return await ctx.step("nested", naps_inside, n)
         case "gather":
@@ -244,6 +265,7 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
 CALLS = {
     "step", "state", "task", "map", "flaky", "failing", "sleep", "nap", "wait", "timeout", "now", "random", "version",
     "shared", "flush", "delete", "batch", "checkpoint", "queued", "spread", "sent", "gather", "child", "detached", "nested",
+    "breaks",
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Branch:
         "path",
         "position",
         "randoms",
+        "refuses",
         "shared",
         "task",
     )
@@ -46,6 +47,8 @@ class Branch:
         self.is_step = is_step
         self.attempt = attempt
         self.task: asyncio.Task[Any] | None = None
+        self.refuses = False
+        """Whether it was cancelled before it began: no call is made here."""
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
@@ -120,6 +123,8 @@ def call(journal: Journal, name: str) -> Call:
             f"{name!r} was called in a task that the workflow's code started by itself, or in a thread: such calls have no "
             "order that could be repeated. Use await ctx.gather(…) to do several things at the same time"
         )
+    if branch.refuses:
+        raise asyncio.CancelledError
     ordinal = branch.ordinals.get(name, 0)
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
@@ -172,6 +177,9 @@ class Within:
 
     def __enter__(self) -> None:
         branch = here()
+        if branch.refuses:
+            self._runnable.count -= 1  # the call; its branch counts as well, so this is never the last
+            raise asyncio.CancelledError
         self._blocks = branch.task is None or asyncio.current_task() is branch.task
         if self._blocks:
             self._runnable.count -= 1  # the call was counted when it was made, so this is never the last

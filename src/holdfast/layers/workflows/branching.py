@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.layers.workflows.branches import BRANCH, Branch
 from holdfast.layers.workflows.performing import flush
@@ -17,12 +18,23 @@ Work = tuple[str, Awaitable[Any]]
 """A branch's path, and what is done there."""
 
 
+async def refuse(awaitables: tuple[Awaitable[Any], ...]) -> None:
+    """What was to be done in branches of a branch that is refused: each is begun, and refused as well."""
+    task = cast(asyncio.Task[Any], asyncio.current_task())
+    for work in awaitables:
+        if asyncio.iscoroutine(work):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # another error is told already
+                await work
+
+
 async def branch_out(
     run: Run, branches: list[Work], *, return_exceptions: bool = False, then: Callable[[], list[Work]] = list
 ) -> list[Any]:
     """Run each branch, and those that `then` gives whenever one is done, until all are; gives their results in order.
 
-    When one fails, the others are cancelled, and its error is raised when they are gone.
+    When one fails, the others are cancelled, and its error is raised when they are gone. Those that have not begun yet begin, and
+    are refused their first call: so each that was counted counts itself out again.
     """
     if not branches:
         return []
@@ -30,34 +42,43 @@ async def branch_out(
     gathered = asyncio.Event()
     failed: BaseException | None = None
     tasks: list[asyncio.Task[Any]] = []
-    begun: list[Awaitable[Any]] = []
+    growing: list[asyncio.Task[Any]] = []
 
     def begin(works: list[Work]) -> None:
         nonlocal left
         left += len(works)
         run.runnable.more(len(works))
         for path, work in works:
-            begun.append(work)
             tasks.append(loop.create_task(grow(Branch(path, run.journal), work), context=copy_context()))
 
+    def fail(error: BaseException, branch: Branch | None = None) -> None:
+        nonlocal failed
+        if failed is None and left:
+            failed = error
+            run.runnable.more()  # who waits for them goes on, as soon as the others have been cancelled
+            for task in growing:
+                if branch is None or task is not branch.task:
+                    task.cancel()
+
     async def grow(branch: Branch, work: Awaitable[Any]) -> Any:
-        nonlocal left, failed
-        branch.task = asyncio.current_task()
+        nonlocal left
+        branch.task = task = cast(asyncio.Task[Any], asyncio.current_task())
         BRANCH.set(branch)
         run.branches.add(branch)
+        growing.append(task)
+        if failed is not None:
+            branch.refuses = True
+            task.cancel()  # it is, as soon as it waits for something else than a call
         try:
             result = await work
             if operations := flush(run, branch):
                 run.journal.stage(operations)
-            begin(then())
+            if failed is None:
+                begin(then())
             return result
         except BaseException as exc:
-            if failed is None and not (return_exceptions and isinstance(exc, Exception)):
-                failed = exc
-                run.runnable.more()  # who waits for them goes on, as soon as the others have been cancelled
-                for task in tasks:
-                    if task is not branch.task:
-                        task.cancel()
+            if not (return_exceptions and isinstance(exc, Exception)):
+                fail(exc, branch)
             raise
         finally:
             run.branches.discard(branch)
@@ -73,23 +94,19 @@ async def branch_out(
         run.runnable.less()
         await gathered.wait()
         await asyncio.wait(tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
+    except BaseException as exc:
+        fail(exc)
         await asyncio.wait(tasks)
-        _look(tasks, begun)
+        _look(tasks)
         raise
-    _look(tasks, begun)
+    _look(tasks)
     if failed is not None:
         raise failed
     return [task.exception() or task.result() for task in tasks]
 
 
-def _look(tasks: list[asyncio.Task[Any]], begun: list[Awaitable[Any]]) -> None:
-    """Their errors are known, and what was cancelled before it began is not awaited on purpose: nobody needs to be warned."""
-    for work in begun:
-        if asyncio.iscoroutine(work):
-            work.close()
+def _look(tasks: list[asyncio.Task[Any]]) -> None:
+    """Their errors are known: nobody needs to be warned."""
     for task in tasks:
         if not task.cancelled():
             task.exception()

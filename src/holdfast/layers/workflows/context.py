@@ -29,7 +29,7 @@ from holdfast.layers.queue_entries import check_queue
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.workflows.away import AsTask, OnQueue, importable
 from holdfast.layers.workflows.branches import Branch, Call, Within, call, here
-from holdfast.layers.workflows.branching import Work, branch_out
+from holdfast.layers.workflows.branching import Work, branch_out, refuse
 from holdfast.layers.workflows.children import await_child, begin_child
 from holdfast.layers.workflows.definitions import (
     MAP_WORKERS,
@@ -43,6 +43,7 @@ from holdfast.layers.workflows.definitions import (
 from holdfast.layers.workflows.entries import SHARED, StepRecord, Wait, check_execution, raw
 from holdfast.layers.workflows.performing import Elsewhere, Task, carry, flush, perform, show
 from holdfast.layers.workflows.state import State
+from holdfast.layers.workflows.turns import CALL
 
 if TYPE_CHECKING:
     from holdfast.layers.workflows.running import Run
@@ -286,6 +287,8 @@ class Context:
         return self._gathered(made, awaitables, return_exceptions)
 
     async def _gathered(self, made: Call, awaitables: tuple[Awaitable[Any], ...], return_exceptions: bool) -> list[Any]:
+        if here().refuses:
+            await refuse(awaitables)
         with Within(self._run.runnable):
             show(self._run, made.branch)
             named = [(f"{made.path}/{number}", each) for number, each in enumerate(awaitables)]
@@ -314,7 +317,7 @@ class Context:
         """The value of the next signal of this name. After the timeout: the default if there is one, TimedOut otherwise."""
         check_label(name, "signal's name")
         ms = optional_ms(timeout, name="timeout")
-        return self._waited(self._call(f"wait:{name}"), name, ms, default)
+        return self._waited(self._call(f"{CALL}{name}"), name, ms, default)
 
     async def _waited(self, made: Call, name: str, ms: int | None, default: Any) -> Any:
         run, journal = self._run, self._run.journal
@@ -323,10 +326,11 @@ class Context:
             if record is None:
                 now = run.clock.now_ms()
                 record = StepRecord("waiting", made.position, "signal", now, until=None if ms is None else now + ms)
-                if not run.mail.has(name):
+                if not run.mail.has(name) or run.turns.any_absent(name):
+                    record = msgspec.structs.replace(record, turn=run.turns.draw())
                     self._note(made, record, "waiting")
             if record.status == "waiting":
-                taken = await run.receive(Wait("signal", made.path, name, record.until))
+                taken = await run.receive(Wait("signal", made.path, name, record.until), turn=record.turn)
                 now, operations = run.clock.now_ms(), list[Operation]()
                 value = raw(None, "") if taken is None else taken.value
                 status = "failed" if taken is None else "completed"

@@ -169,6 +169,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     body: int = 0
     """How many writes of the code around it, in the same branch, were committed up to it."""
     away: Away | None = None
+    turn: int = 0
+    """Of a wait for a signal: which of the execution's waits it is, in the order in which they began (`turns.py`)."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):

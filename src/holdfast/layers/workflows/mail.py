@@ -116,10 +116,14 @@ class Mail:
     def has(self, name: str) -> bool:
         return bool(self._letters.get(name))
 
-    def take(self, name: str) -> Letter | None:
-        """The first of this name; whoever takes it deletes it."""
+    def take(self, name: str, leave: int = 0) -> Letter | None:
+        """The first of this name, or the one behind those that are left to others; whoever takes it deletes it."""
         letters = self._letters.get(name)
-        return letters.popleft() if letters else None
+        if letters is None or len(letters) <= leave:
+            return None
+        letter = letters[leave]
+        del letters[leave]
+        return letter
 
     def all(self, *names: str) -> list[Letter]:
         """Those of these names, in the order in which they were sent."""

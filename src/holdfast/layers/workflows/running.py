@@ -73,6 +73,7 @@ from holdfast.layers.workflows.performing import flush
 from holdfast.layers.workflows.plan import run_steps
 from holdfast.layers.workflows.shape import is_earlier
 from holdfast.layers.workflows.standing import Standing
+from holdfast.layers.workflows.turns import Turns
 
 OLD_CODE_MS: Final = 5_000
 """After what time an execution of newer code is offered again, to whoever has that."""
@@ -130,6 +131,7 @@ class Run:
         self.standing = Standing(host.scope, message, execution, version)
         self.journal = Journal(host.scope, meta.id, message.key)
         self.mail = Mail(host.scope, meta.id)
+        self.turns = Turns()
         self.runnable = Runnable(self._idle)
         self.branches: set[Branch] = set()
         self.news = asyncio.Event()
@@ -139,7 +141,7 @@ class Run:
         self._host = host
         self._known = host.state_types.get(definition.name)
         self._upgrade = upgrade_of(definition.shape, self._known)
-        self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str]] = {}
+        self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str, int]] = {}
         self._parking: asyncio.Future[Receipt] | None = None
         self._ending = False
         self._mailed = False
@@ -155,15 +157,16 @@ class Run:
         """Return when its time has come."""
         await self.receive(wait)
 
-    async def receive(self, wait: Wait, name: str = "") -> Letter | None:
-        """What is waited for: a letter of this name; None when its time has come first."""
+    async def receive(self, wait: Wait, name: str = "", turn: int = 0) -> Letter | None:
+        """What is waited for: a letter of this name; None when its time has come first. With a turn it is one of several."""
         name = name or wait.name
-        if name and (letter := self.mail.take(name)) is not None:
+        self.turns.come(name, turn)
+        if name and (letter := self.mail.take(name, self.turns.before(name, turn))) is not None:
             return letter
         if wait.until is not None and wait.until <= self.clock.now_ms():
             return None
         answer: asyncio.Future[Letter | None] = asyncio.get_running_loop().create_future()
-        self._waits[answer] = wait, name
+        self._waits[answer] = wait, name, turn
         if wait.until is not None:
             self.news.set()  # there is a time to look at
         try:
@@ -209,6 +212,7 @@ class Run:
                 return
             if not fresh:
                 await self.journal.load(self._upgrade)
+                self.turns.load(self.journal.records)
             if await self._obey() or not await self._settle_state():
                 return
             loop = asyncio.get_running_loop()
@@ -325,7 +329,7 @@ class Run:
         """Until there is something to look at."""
         at = self._deadline()
         if self._parking is None and not self._ending:
-            times = [wait.until for wait, _ in self._waits.values() if wait.until is not None]
+            times = [wait.until for wait, *_ in self._waits.values() if wait.until is not None]
             if times:
                 at = min(*times, at) if at is not None else min(times)
         if at is None or self._parking is not None or self._ending:
@@ -344,15 +348,17 @@ class Run:
     def _tick(self) -> None:
         """Those whose time has come go on."""
         now = self.clock.now_ms()
-        for answer, (wait, _) in list(self._waits.items()):
+        for answer, (wait, *_) in list(self._waits.items()):
             if wait.until is not None and wait.until <= now:
                 self._go_on(answer, None)
 
     def _distribute(self) -> None:
         """Those for whom something has come go on."""
-        for answer, (_, name) in list(self._waits.items()):
-            if name and not answer.done() and (letter := self.mail.take(name)) is not None:
-                self._go_on(answer, letter)
+        for answer, (_, name, turn) in sorted(self._waits.items(), key=lambda item: item[1][2]):
+            if name and not answer.done():
+                letter = self.mail.take(name, self.turns.before(name, turn))
+                if letter is not None:
+                    self._go_on(answer, letter)
 
     def _go_on(self, answer: asyncio.Future[Letter | None], letter: Letter | None) -> None:
         if not answer.done():
@@ -417,7 +423,11 @@ class Run:
         self.news.set()
         if not self._waits:
             return
-        due = min((wait.until for wait, _ in self._waits.values() if wait.until is not None), default=None)
+        if self.turns.forget_absent():
+            self._distribute()
+            if self.runnable.count:
+                return
+        due = min((wait.until for wait, *_ in self._waits.values() if wait.until is not None), default=None)
         if due is not None and due - self.clock.now_ms() <= HOLD_MS:
             return
         self._flush_all()
@@ -431,7 +441,7 @@ class Run:
                 self.journal.stage(operations)
 
     def _aside(self, unchanged: Condition) -> Parts:
-        waits = tuple(wait for wait, _ in self._waits.values())
+        waits = tuple(wait for wait, *_ in self._waits.values())
         times = [wait.until for wait in waits if wait.until is not None]
         if (deadline := self._deadline()) is not None:
             times.append(deadline)

@@ -1,0 +1,87 @@
+"""Branches of which one fails before the others have begun: they do nothing, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Space, workflow
+from tests.layers.hosting import Hosts, soon, waits_for
+
+DONE: list[str] = []
+
+
+@pytest.fixture
+async def hosts(boss: Space) -> AsyncIterator[Hosts]:
+    made = Hosts(boss)
+    DONE.clear()
+    yield made
+    await soon(made.close())
+
+
+async def fails() -> None:
+    raise ValueError("no")
+
+
+async def does(name: str) -> None:
+    DONE.append(name)
+
+
+async def two_steps(ctx: Context) -> None:
+    await ctx.step("first", does, "first")
+    await ctx.step("second", does, "second")
+
+
+async def nobody_comes(ctx: Context) -> None:
+    await ctx.wait_for("nothing")
+
+
+OTHERS: dict[str, Callable[[Context], list[Awaitable[Any]]]] = {
+    "a call": lambda ctx: [ctx.step("other", does, "other")],
+    "code": lambda ctx: [two_steps(ctx)],
+    "several": lambda ctx: [two_steps(ctx), ctx.sleep("1h"), ctx.step("other", does, "other")],
+    "a wait": lambda ctx: [ctx.wait_for("nothing")],
+    "a map": lambda ctx: [ctx.map("each", does, ["a", "b"])],
+    "a gather": lambda ctx: [ctx.gather(ctx.step("other", does, "other"), nobody_comes(ctx), ctx.sleep("1h"))],
+    "gathers of gathers": lambda ctx: [ctx.gather(two_steps(ctx), ctx.gather(two_steps(ctx), ctx.sleep("1h")))],
+    "one that failed as well": lambda ctx: [ctx.gather(fails(), two_steps(ctx))],
+}
+
+
+@workflow
+async def gathers(ctx: Context, others: str) -> str:
+    try:
+        await ctx.gather(fails(), *OTHERS[others](ctx))
+    except ValueError as exc:
+        found = str(exc)
+    await ctx.step("after", does, "after")
+    await ctx.wait_for("go")
+    return found
+
+
+@workflow
+async def gathers_within(ctx: Context, others: str) -> str:
+    """The same, one branch further down, beside a branch that has begun."""
+    try:
+        await ctx.gather(nobody_comes(ctx), ctx.gather(fails(), *OTHERS[others](ctx)))
+    except ValueError as exc:
+        found = str(exc)
+    await ctx.step("after", does, "after")
+    await ctx.wait_for("go")
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("code", [gathers, gathers_within])
+@pytest.mark.parametrize("others", OTHERS)
+async def test_what_has_not_begun_when_another_fails_does_nothing_and_holds_up_nothing(
+    boss: Space, hosts: Hosts, code: Any, others: str
+) -> None:
+    await hosts.start(code)
+    handle = await boss.workflows.start(code, others)
+    await waits_for(handle, "signal")  # it was put aside: nothing counts that does not go on
+    await handle.signal("go")
+    assert await soon(handle.result()) == "no"
+    assert DONE == ["after"]
