@@ -35,6 +35,7 @@ async def test_no_batch_forges_takes_or_ends_the_reservation_of_another() -> Non
         (Delete(hers), Put(f"reserved/in/-/{rest}", b'"x"', None, "1")),  # let another's fail
         (Put(hers, b'"forged"'),),  # change another's
         (Put(HIS + rest, b'"forged"'),),  # make a reservation of one's own
+        (Put(f"{HERS}499/{id}/@mallory", b'"x"'), Increment("depths/in/reserved", 1)),  # into the hands of another
         (Put(f"reserved/in/-/{rest}", b'"forged"'),),  # make a dead letter
         (Put(f"{LINE}{id}", b'"forged"'),),  # make a message that would take the place of hers
         (Put(f"{LINE}{id}/@alice", b'"forged"'),),
@@ -121,6 +122,34 @@ async def test_what_was_taken_ahead_begins_only_under_the_same_lease_of_one_s_ow
         assert await keeper.entries() == before
     await alice.commit(SPACE, batch("alice", Delete(key), Put(HERS + rest, b'"x"', None, "0"), when=(Present(key),)))
     assert HERS + rest in await keeper.entries(HERS)
+
+
+async def test_one_s_own_message_is_put_under_one_s_own_lease_where_nobody_stands_in_line() -> None:
+    keeper = Keeper()
+    hers, alice, _ = await reserving(keeper)
+    new, one_more = f"{HERS}499/{int(hers[-19:]) + 7}/@alice", Increment("depths/in/reserved", 1)
+    with pytest.raises(Conflict) as refused:
+        await alice.commit(SPACE, batch("alice", Put(new, b"1"), one_more))
+    assert refused.value.condition == "empty"
+    await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", HERS)))
+    attempts: list[tuple[Operation, ...]] = [
+        (Put(new, b"1"),),  # without counting it
+        (Put(new, b"1"), Increment("depths/out/reserved", 1)),
+        (Put(new, b"1", 1000), one_more),  # for a while
+        (Put(new.replace("alice", "mallory"), b"1"), one_more),  # in another's name
+        (Put(new.partition("/@")[0], b"1"), one_more),
+        (Put(new.replace(ALICE, "c" * 30), b"1"), one_more),  # without a lease
+        (Put(new.replace(ALICE, MALLORY), b"1"), one_more),
+    ]
+    before = await keeper.entries()
+    for operations in attempts:
+        with pytest.raises((AccessDenied, Conflict)):
+            await alice.commit(SPACE, batch("alice", *operations))
+        assert await keeper.entries() == before, operations
+    await alice.commit(SPACE, batch("alice", Put(new, b"1"), one_more))
+    assert new in await keeper.entries(HERS)
+    with pytest.raises((AccessDenied, Conflict)):  # it is there
+        await alice.commit(SPACE, batch("alice", Put(new, b"2"), one_more))
 
 
 async def test_a_lease_that_has_ended_takes_nothing() -> None:

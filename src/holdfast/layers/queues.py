@@ -80,7 +80,7 @@ from holdfast.layers.queue_entries import (
     rest_of,
 )
 from holdfast.layers.queue_watching import QueueCommit, watch_queue
-from holdfast.layers.receiving import Receiver
+from holdfast.layers.receiving import Handing, Receiver
 from holdfast.layers.scope import Scope
 
 PREFETCH_MAX: Final = 128
@@ -274,12 +274,14 @@ class Queue:
         receiver = self._receiver()
         return Message(self, receiver, await receiver.receive(deadline))
 
-    async def commit_and_take(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...]) -> Receipt:
-        """Commit what puts a message here; if somebody of this process waits for one, in the same batch with the taking of it."""
+    def handing(self, body: Any, *, priority: int = 0) -> tuple[str, Handing] | None:
+        """If somebody of this process, and of this agent, waits: a message that is theirs from the beginning, and its id."""
         found = self._coordination.receivers.get(self._receiver_name[:-1])
         if not isinstance(found, Receiver):
-            return await self.scope.commit(operations, conditions)
-        return await found.taking(self.scope, operations, conditions)
+            return None
+        id = self.new_id()
+        handing = found.handing(Place(priority_element(priority), id, id, self.scope.actor).rest, encode(body))
+        return None if handing is None else (id, handing)
 
     def take_ahead(self, n: int) -> None:
         """From now on, so many are taken ahead of those that are asked for."""

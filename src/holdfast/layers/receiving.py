@@ -35,6 +35,7 @@ from holdfast.engine import (
     Condition,
     Delete,
     Entry,
+    Increment,
     Operation,
     Present,
     Put,
@@ -42,6 +43,7 @@ from holdfast.engine import (
     Take,
     cursor_at,
 )
+from holdfast.engine import Empty as Nobody
 from holdfast.errors import Compacted, Conflict, Empty, Error, OutcomeUnknown, RateLimitExceeded, Unavailable
 from holdfast.ids import new_id
 from holdfast.layers.leases import Lease, Leases
@@ -80,6 +82,25 @@ log = logging.getLogger("holdfast.queues")
 
 Operations = tuple[Operation, ...]
 Conditions = tuple[Condition, ...]
+
+
+class Handing:
+    """A message that does not stand in line: it is put under the lease of who waits for it. Nobody may stand there then."""
+
+    __slots__ = ("conditions", "key", "lease", "operations", "receiver", "value")
+
+    def __init__(self, receiver: Receiver, lease: Lease, key: str, value: bytes) -> None:
+        self.receiver = receiver
+        self.lease = lease
+        self.key = key
+        """Where it is going to stand. It is new: ids of one process differ, and so do their leases."""
+        self.value = value
+        self.operations: Operations = (Put(key, value), Increment(depth_key(receiver.name, "reserved"), 1))
+        self.conditions: Conditions = (Present(lease.key), Nobody(ready_prefix(receiver.name)))
+
+    async def commit(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt | None:
+        """Do it, with what belongs to it; None, and nothing is written, where others stand in line or the lease has ended."""
+        return await self.receiver.hand(scope, self, operations, conditions)
 
 
 class Receiver:
@@ -219,29 +240,34 @@ class Receiver:
 
     # --- for those here who put something that is waited for ---
 
-    async def taking(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt:
-        """Commit what puts a message; if somebody waits here, the first of the line is taken in the same batch."""
+    def handing(self, rest: str, value: bytes) -> Handing | None:
+        """If somebody waits here: what hands them a message that is not there yet, in the commit that makes it."""
         lease = self.lease
         waiting = sum(not reply.done() for reply in self._waiting) - self._promised
         if lease is None or lease.lost.is_set() or self._closed or waiting <= 0:
-            return await scope.commit(operations, conditions)
-        counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        take = Take(ready_prefix(self.name), self._prefix(lease), 1, None, *counters)
+            return None
+        return Handing(self, lease, self._prefix(lease) + rest, value)
+
+    async def hand(
+        self, scope: Scope, handing: Handing, operations: Operations, conditions: Conditions
+    ) -> Receipt | None:
+        """Commit that, with what belongs to it; None, and nothing is written, where others stand in line or the lease has ended."""
         self._promised += 1
         try:
-            receipt = await scope.commit((*operations, take), (*conditions, Present(lease.key)))
+            receipt = await scope.commit((*operations, *handing.operations), (*conditions, *handing.conditions))
         except Conflict as conflict:
             self._want()
-            if conflict.key != lease.key:
+            if conflict.condition != "empty" and conflict.key != handing.lease.key:
                 raise
-            return await scope.commit(operations, conditions)
+            return None
         except BaseException:
-            self._unsure = True  # it may have been taken
+            self._unsure = True  # it may be under the lease
             self._want()
             raise
         finally:
             self._promised -= 1
-        self._keep(receipt)
+        if handing.key not in self.held:
+            self._ahead.append(Entry(handing.key, handing.value, receipt.version, scope.actor, receipt.at, receipt.at))
         self._deliver()
         if self._ahead:
             self._wake.set()

@@ -1,8 +1,8 @@
 """What must hold for a batch to do nothing with messages that its sender may not: the claims of `verbs.py` for queues.
 
     queues/      everybody appends; whoever chooses an id has its name behind it; one changes what one owns
-    reserved/    messages come here by Take alone, under a live lease of one's own, `<lease>~` for what is taken ahead and may move
-                 to `<lease>`; what is another's is not touched, and what a
+    reserved/    messages come here by Take, under a live lease of one's own, `<lease>~` for what is taken ahead and may move
+                 to `<lease>`; or one puts a message of one's own there, counted, when nobody stands in line; what is another's is not touched, and what a
                  consumer left can be taken once its lease has ended; only who has a message makes it a dead letter ("-")
     consumers/   a lease is its owner's, and has a ttl
     depths/      numbers that everybody adds to; they go when what they count is gone
@@ -108,11 +108,15 @@ def _reserved(op: Operation, key: str, batch: Batch, orchestrator: bool) -> list
     if match[2] == DEAD:
         return [Present(_given_up(key, match[3], batch)), Mine(key)]
     if isinstance(op, Put) and op.ttl_ms is None and _LEASE.fullmatch(match[2]):
-        mine = f"reserved/{match[1]}/{match[2]}"
+        mine, lease = f"reserved/{match[1]}/{match[2]}", f"consumers/{match[1]}/{match[2]}"
         ahead = f"{mine}~{key.removeprefix(mine)}"
         if Delete(ahead) in batch.operations:  # it was taken ahead under the same lease, and begins
-            lease = f"consumers/{match[1]}/{match[2]}"
             return [Present(ahead), Mine(key), Present(lease), Mine(lease)]
+        if (
+            match[3].partition("/@")[2] == batch.actor
+            and Increment(f"depths/{match[1]}/reserved", 1) in batch.operations
+        ):
+            return [Absent(key), Present(lease), Mine(lease), Empty(f"queues/ready/{match[1]}/")]
     raise Misplaced(key, "a message is reserved by taking it")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.codec import encode
-from holdfast.engine import Absent, Condition, Increment, Operation, Push, Put, Receipt
+from holdfast.engine import Absent, Condition, Increment, Operation, Put, Receipt
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import check_name
 from holdfast.layers.queue_entries import priority_element
@@ -14,6 +14,7 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.definitions import Definition, check_label
 from holdfast.layers.workflows.entries import (
     PENDING,
+    RUNNING,
     TALLIES,
     Execution,
     Meta,
@@ -98,18 +99,15 @@ async def start_execution(
 ) -> Receipt | None:
     """Commit it, with whatever else is to be done in the same moment. None when there is one of this id: nothing was changed.
 
-    If a worker of this process has it in the same commit, `fresh` tells it what it is.
+    With `fresh`, a worker of this process that waits has it in the same commit, and is told what it is.
     """
     in_line = False
     more, needed = also or ([], [])
     while True:
-        operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
         try:
-            if also is None and not in_line:  # a worker of this process may have it in the same commit
-                receipt = await queue.commit_and_take(tuple(operations), tuple(conditions))
-                if fresh is not None:
-                    _tell(fresh, meta, operations, receipt)
+            if fresh is not None and not in_line and (receipt := await _handed_over(scope, queue, meta, limit, fresh)):
                 return receipt
+            operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
             return await scope.commit((*operations, *more), (*conditions, *needed))
         except Conflict as conflict:
             if conflict.key == meta_key(meta.id) and conflict.actual is not None:
@@ -122,14 +120,29 @@ async def start_execution(
             in_line = not in_line  # all slots are taken, or one has come free
 
 
-def _tell(fresh: Fresh, meta: Meta, operations: list[Operation], receipt: Receipt) -> None:
-    """Tell the worker that has the message, if one has it by the same commit; what was taken may be another that lay there before."""
-    taken = receipt.results[-1] if len(receipt.results) > len(operations) else None
-    message = next((op for op in operations if isinstance(op, Push)), None)
-    written = {op.key: op.value for op in operations if isinstance(op, Put)}
-    if message is not None and isinstance(taken, list) and taken and taken[0].value == message.value:
-        key, of_meta, of_execution = taken[0].key, written[meta_key(meta.id)], written[execution_key(meta.id)]
-        fresh.put(meta.id, Started(key, receipt.version, of_meta, of_execution))
+async def _handed_over(scope: Scope, queue: Queue, meta: Meta, limit: int | None, fresh: Fresh) -> Receipt | None:
+    """Start it in the hands of a worker of this process, so that it runs from the beginning; None where none waits."""
+    found = queue.handing({"execution": meta.id}, priority=meta.priority)
+    if found is None:
+        return None
+    id, handing = found
+    placing, needed = taking(meta, limit) if limit is not None else ([], [])
+    execution = Execution(meta.id, meta.name, RUNNING, meta.created_at, meta.created_at, message=id)
+    written = encode(meta), encode(execution)
+    operations = _making(meta, *written, RUNNING)
+    receipt = await handing.commit(scope, (*operations, *placing), (Absent(meta_key(meta.id)), *needed))
+    if receipt is not None:
+        fresh.put(meta.id, Started(handing.key, receipt.version, *written))
+    return receipt
+
+
+def _making(meta: Meta, of_meta: bytes, of_execution: bytes, status: str) -> list[Operation]:
+    return [
+        Put(meta_key(meta.id), of_meta),
+        Put(execution_key(meta.id), of_execution, tag=tag_of(status)),
+        Put(live_key(meta.name, meta.id), b"null"),
+        Increment(tally_key(meta.name, status), 1),
+    ]
 
 
 def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = False, begun: int | None = None) -> Parts:
@@ -140,7 +153,6 @@ def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = Fal
     waits: tuple[Wait, ...] = ()
     rests = ""
     conditions: list[Condition] = [Absent(meta_key(meta.id))]
-    operations: list[Operation] = [Put(meta_key(meta.id), encode(meta))]
     if limit is not None and in_line:
         rests, (placing, needed) = lining_up(meta, limit, meta.created_at)
         waits = (Wait("slot", name=meta.slot or ""),)
@@ -149,10 +161,4 @@ def starting(queue: Queue, meta: Meta, limit: int | None, *, in_line: bool = Fal
         put, absent = split(queue.putting({"execution": meta.id}, priority=meta.priority))
         placing, needed = [*placing, *put], [*needed, *absent]
     execution = Execution(meta.id, meta.name, PENDING, meta.created_at, begun, waits=waits, rests=rests)
-    operations += [
-        Put(execution_key(meta.id), encode(execution), tag=tag_of(PENDING)),
-        Put(live_key(meta.name, meta.id), b"null"),
-        Increment(tally_key(meta.name, PENDING), 1),
-        *placing,
-    ]
-    return operations, [*conditions, *needed]
+    return [*_making(meta, encode(meta), encode(execution), PENDING), *placing], [*conditions, *needed]

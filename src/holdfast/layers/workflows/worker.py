@@ -380,7 +380,7 @@ class Worker:
             if message.attempts >= DEATHS_MAX:
                 await run.give_up(Fault("WorkerDied", f"{message.attempts} workers died while they ran it"))
             else:
-                fresh = execution.status == PENDING and execution.started_at is None
+                fresh = started is not None or (execution.status == PENDING and execution.started_at is None)
                 await run.run(fresh=fresh, claim=claim if _is_aside(execution, message) else None)
         finally:
             del self._runs[id]
