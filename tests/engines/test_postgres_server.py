@@ -17,11 +17,11 @@ from tests.servers import started
 
 import holdfast
 from holdfast.clock import SystemClock
-from holdfast.engine import Batch, Finding, Increment, Put, cursor_at
+from holdfast.engine import Batch, Finding, Increment, Put, Usage, cursor_at
 from holdfast.engines import postgres_commit, postgres_doctor, postgres_link
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres_feed import QUIET_S, RING_S
-from holdfast.engines.postgres_functions import MOVED
+from holdfast.engines.postgres_functions import MOVED, SUMMED_EVERY
 from holdfast.engines.postgres_link import Call, Link, number
 from holdfast.engines.postgres_schema import ASYNC_JUMP, SCHEMA_VERSION
 from holdfast.engines.registry import open_engine
@@ -120,13 +120,14 @@ async def test_a_schema_of_a_newer_version_is_refused_and_not_changed(url: str, 
 
 
 async def test_a_schema_of_version_1_is_brought_up_to_date_and_keeps_what_it_holds(url: str, schema: str) -> None:
-    """It had the same tables, and functions of the same names that took other parameters."""
+    """It had nearly the same tables, and functions of the same names that took other parameters."""
     async with opened(url) as engine:
         first = await put(engine, b"1")
     await shell(
         url,
         f"SET search_path = {schema}",
-        "DROP FUNCTION commit_one, commit_group",
+        "DROP FUNCTION commit_one, commit_group, sum_up",
+        "ALTER TABLE usage DROP is_sum",
         "CREATE FUNCTION commit_one(_space int4) RETURNS int4 LANGUAGE sql AS 'SELECT 1'",
         "CREATE FUNCTION commit_group(_space int4) RETURNS int4 LANGUAGE sql AS 'SELECT 1'",
         "UPDATE meta SET value = '1' WHERE key = 'version'",
@@ -136,6 +137,23 @@ async def test_a_schema_of_version_1_is_brought_up_to_date_and_keeps_what_it_hol
     [(version,)] = await shell(url, f"SELECT value FROM {schema}.meta WHERE key = 'version'")
     named = f"SELECT proname FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname LIKE 'commit%'"
     assert (version, sorted(await shell(url, named))) == (str(SCHEMA_VERSION), [("commit_group",), ("commit_one",)])
+
+
+async def test_usage_is_summed_up_every_now_and_then_and_is_exact_all_the_time(url: str, schema: str) -> None:
+    commits = 12 * SUMMED_EVERY
+    rows = f"SELECT count(*), count(*) FILTER (WHERE is_sum) FROM {schema}.usage WHERE subspace = 'a'"
+    async with opened(url) as engine:
+        for number in range(commits):  # what one writes alone, and with others
+            key, size = f"a/{number % 7}", number % 50
+            more = (Put("b/x", b"x" * size),) if number % 2 else ()
+            await engine.commit("s", Batch("agent", (Put(key, b"x" * size), *more)))
+        [info] = await engine.spaces("s")
+        last = [next(n for n in range(commits - 1, -1, -1) if n % 7 == k) % 50 for k in range(7)]
+        assert info.usage[0] == Usage("agent", "a", 7, sum(len(f"a/{k}") + last[k] for k in range(7)))
+        assert await errors(engine) == []
+    [(found, sums)] = await shell(url, rows)
+    assert sums == 1, "what came before the last sum is gone"
+    assert found < commits / 2
 
 
 async def test_a_process_whose_store_was_migrated_meanwhile_is_told_so(url: str, schema: str) -> None:

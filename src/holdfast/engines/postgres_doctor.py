@@ -139,7 +139,8 @@ async def _usage(connection: AsyncConnection) -> list[Finding]:
         connection,
         "SELECT count(*) FROM (SELECT space, owner, split_part(key, '/', 1) AS subspace, count(*) AS keys, "
         "sum(octet_length(key) + octet_length(value)) AS bytes FROM entries GROUP BY 1, 2, 3) AS counted "
-        "FULL JOIN (SELECT * FROM usage WHERE keys > 0) AS kept USING (space, owner, subspace) "
+        "FULL JOIN (SELECT space, owner, subspace, sum(keys) AS keys, sum(bytes) AS bytes FROM usage "
+        "GROUP BY 1, 2, 3 HAVING sum(keys) > 0) AS kept USING (space, owner, subspace) "
         "WHERE kept.keys IS DISTINCT FROM counted.keys OR kept.bytes IS DISTINCT FROM counted.bytes",
     )
     if wrong:

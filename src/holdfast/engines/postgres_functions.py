@@ -18,7 +18,8 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
      is told to the writer, and its owner is credited. The feed tells the tag of a replaced entry, and an expiry before
      what replaces it, and the feed's row is made by the writer, who took the key for absent: so an entry that has a tag,
      or has expired, is shown first (CHANGED)
-  7. write: the feed's row, the entries, the request ids, the usage
+  7. write: the feed's row, the entries, the request ids, and by how much the usage has changed; every now and then those
+     changes are summed up
 
 Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
@@ -36,6 +37,8 @@ to be, here they are; a request id is known; a range that was taken for empty is
 
 BEHIND_MAX: Final = 1000
 """How many revisions a group may be behind and still be written after them."""
+SUMMED_EVERY: Final = 64
+"""Of so many commits, on average, one sums up the usage of those it charges."""
 CLOCK_SLACK_MS: Final = 2
 """How far a client's estimate of the server's time may be ahead of it."""
 
@@ -208,11 +211,14 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
             _more_keys := _more_keys - 1;
             _more_bytes := _more_bytes - octet_length(_key) - _held.size;
         ELSE
-            PERFORM charge(_space, _held.owner, _subspace, -1, -octet_length(_key) - _held.size);
+            INSERT INTO usage VALUES (_space, _held.owner, _subspace, revision, -1, -octet_length(_key) - _held.size, false);
         END IF;
     END IF;
     IF _more_keys <> 0 OR _more_bytes <> 0 THEN
-        PERFORM charge(_space, _charged, _subspace, _more_keys, _more_bytes);
+        INSERT INTO usage VALUES (_space, _charged, _subspace, revision, _more_keys, _more_bytes, false);
+        IF random() * {SUMMED_EVERY} < 1 THEN
+            PERFORM sum_up(_space, _charged, _subspace, revision);
+        END IF;
     END IF;
 END $$;
 """
@@ -297,9 +303,14 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
                 AS new (key, version, value, owner, created, updated, expires, tag, kept);
     END IF;
     IF cardinality(_charged) > 0 THEN
-        PERFORM charge(_space, owner, subspace, sum(keys)::int8, sum(bytes)::int8)
+        INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
             FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
             WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
+        IF random() * {SUMMED_EVERY} < 1 THEN
+            PERFORM sum_up(_space, owner, subspace, revision) FROM (
+                SELECT DISTINCT owner, subspace FROM unnest(_charged, _subspaces) AS amount (owner, subspace)) AS charged
+                WHERE owner IS NOT NULL;
+        END IF;
     END IF;
 END $$;
 """
@@ -314,26 +325,30 @@ LANGUAGE sql STABLE AS $$
 $$;
 """
 
-_CHARGE: Final = """
-CREATE OR REPLACE FUNCTION charge(_space int4, _owner text, _subspace text, _keys int8, _bytes int8) RETURNS void
+_SUM_UP: Final = """
+CREATE FUNCTION sum_up(_space int4, _owner text, _subspace text, _change int8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    _held record;
+    _sum int8;
+    _keys int8;
+    _bytes int8;
 BEGIN
-    SELECT change, keys, bytes INTO _held FROM usage
-        WHERE space = _space AND owner = _owner AND subspace = _subspace ORDER BY change DESC LIMIT 1;
-    IF found THEN
-        DELETE FROM usage WHERE space = _space AND owner = _owner AND subspace = _subspace AND change = _held.change;
-        _keys := _keys + _held.keys;
-        _bytes := _bytes + _held.bytes;
+    -- From the newest on backwards: what comes before the last sum is gone, and dead rows are not walked over.
+    SELECT change INTO _sum FROM usage
+        WHERE space = _space AND owner = _owner AND subspace = _subspace AND is_sum ORDER BY change DESC LIMIT 1;
+    WITH summed AS (
+        DELETE FROM usage WHERE space = _space AND owner = _owner AND subspace = _subspace AND change >= coalesce(_sum, 0)
+        RETURNING keys, bytes)
+    SELECT sum(keys), sum(bytes) INTO _keys, _bytes FROM summed;
+    IF _keys IS NOT NULL THEN
+        INSERT INTO usage VALUES (_space, _owner, _subspace, _change, _keys, _bytes, true);
     END IF;
-    INSERT INTO usage VALUES (_space, _owner, _subspace, coalesce(_held.change, 0) + 1, _keys, _bytes);
 END $$;
 """
 
-_OTHERS: Final = "DROP FUNCTION IF EXISTS commit_one, commit_group;"
+_OTHERS: Final = "DROP FUNCTION IF EXISTS commit_one, commit_group, sum_up, charge(int4, text, text, int8, int8);"
 """Those of an older version take other parameters, so they would stay beside the new."""
-FUNCTIONS: Final = _OTHERS + _PRESENT + _CHARGE + _COMMIT_ONE + _COMMIT_GROUP
+FUNCTIONS: Final = _OTHERS + _PRESENT + _SUM_UP + _COMMIT_ONE + _COMMIT_GROUP
 
 
 def signature(*parameters: str) -> str:

@@ -6,8 +6,8 @@ schema of a newer version, or of another program, is refused before anything is 
 an old store is brought up by the steps it lacks, in one transaction. The functions are made anew by the last step; a
 process of an older version that is still running finds them gone and says so.
 
-Rows are replaced, not updated. A commit removes the old version of an entry and inserts the new one under its own version,
-and so it does with the counts of `usage`. PostgreSQL keeps the dead versions of a row as long as any transaction of
+Rows are replaced, not updated. A commit removes the old version of an entry and inserts the new one under its own version. In
+`usage` there is a row per change, and every now and then one that sums up those before, which are removed. PostgreSQL keeps the dead versions of a row as long as any transaction of
 anybody is older, and a look-up by key walks over all of them: with the version in the primary key a look-up goes to the
 newest at once, so a report that runs for an hour slows nobody down. For the same reason there is no row for a space's
 revision: the newest row of the append-only `feed` is its head.
@@ -31,7 +31,7 @@ from psycopg import AsyncConnection, sql
 from holdfast.engines.postgres_functions import FUNCTIONS
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"
@@ -115,10 +115,11 @@ CREATE VIEW readable AS
 """
 
 _NOTHING: Final = "SELECT"
-STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, FUNCTIONS)
+_SUMS: Final = "ALTER TABLE usage ADD is_sum bool NOT NULL DEFAULT true;"
+STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _SUMS + FUNCTIONS)
 """What brings a schema from one version to the next; the first makes the tables, the last the functions. 2: unknown keys are
 replaced unseen. 3: ranges are taken for empty. 4: unknown keys are looked up one by one. 5: what expires can be
-written after what others wrote."""
+written after what others wrote. 6: usage is charged by rows that are summed up later."""
 
 TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """What changes when a standby takes over."""

@@ -204,9 +204,10 @@ SPACES: Final = statement(
 USAGE: Final = statement(
     "usage",
     """
-    SELECT u.space, u.owner, u.subspace, u.keys, u.bytes FROM spaces AS s JOIN usage AS u ON u.space = s.id
-    WHERE u.keys > 0 AND NOT s.dropped AND ($1::text IS NULL OR s.name = $1::text)
-    ORDER BY u.space, u.owner, u.subspace
+    SELECT u.space, u.owner, u.subspace, sum(u.keys)::int8, sum(u.bytes)::int8
+    FROM spaces AS s JOIN usage AS u ON u.space = s.id
+    WHERE NOT s.dropped AND ($1::text IS NULL OR s.name = $1::text)
+    GROUP BY u.space, u.owner, u.subspace HAVING sum(u.keys) > 0 ORDER BY u.space, u.owner, u.subspace
     """,
 )
 AUDIT_READS: Final = statement("audit_reads", "UPDATE spaces SET audit_reads = true WHERE id = $1::int4")
