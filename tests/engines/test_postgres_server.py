@@ -17,7 +17,7 @@ from tests.servers import started
 
 import holdfast
 from holdfast.clock import SystemClock
-from holdfast.engine import Batch, Finding, Increment, Put, Usage, cursor_at
+from holdfast.engine import Batch, Entry, Finding, Increment, Put, Usage, cursor_at
 from holdfast.engines import postgres_commit, postgres_doctor, postgres_link
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres_feed import QUIET_S, RING_S
@@ -150,6 +150,12 @@ async def test_usage_is_summed_up_every_now_and_then_and_is_exact_all_the_time(u
         [info] = await engine.spaces("s")
         last = [next(n for n in range(commits - 1, -1, -1) if n % 7 == k) % 50 for k in range(7)]
         assert info.usage[0] == Usage("agent", "a", 7, sum(len(f"a/{k}") + last[k] for k in range(7)))
+        assert await errors(engine) == []
+        for number in range(3):  # what is loaded has one revision
+            loaded = [Entry(f"a/{number}{n}", b"x", 1, "agent", 1, 1) for n in range(10)]
+            await engine.load("s", loaded, info.revision)
+        [after] = await engine.spaces("s")
+        assert after.usage[0].keys == info.usage[0].keys + 30
         assert await errors(engine) == []
     [(found, sums)] = await shell(url, rows)
     assert sums == 1, "what came before the last sum is gone"

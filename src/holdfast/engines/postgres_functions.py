@@ -305,7 +305,9 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     IF cardinality(_charged) > 0 THEN
         INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
             FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
-            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0;
+            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0
+            ON CONFLICT (space, owner, subspace, change)  -- what is loaded comes in several groups of one revision
+                DO UPDATE SET keys = usage.keys + excluded.keys, bytes = usage.bytes + excluded.bytes;
         IF random() * {SUMMED_EVERY} < 1 THEN
             PERFORM sum_up(_space, owner, subspace, revision) FROM (
                 SELECT DISTINCT owner, subspace FROM unnest(_charged, _subspaces) AS amount (owner, subspace)) AS charged
