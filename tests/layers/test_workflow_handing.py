@@ -91,6 +91,19 @@ async def test_what_was_just_started_here_is_not_read_again(boss: Space) -> None
         assert [key for key in engine.read if key.endswith("/x")] == []
 
 
+async def test_as_many_are_handed_over_as_there_is_room_for_also_when_others_are_about_to_end(boss: Space) -> None:
+    async with at_hand(boss) as (space, engine):
+
+        async def in_a_row(number: int) -> None:
+            for _ in range(3):
+                handle = await space.workflows.start(three_steps, number)
+                assert await soon(handle.result()) == number + 3
+
+        await asyncio.gather(*(in_a_row(number) for number in range(20)))
+        assert [key for key in engine.read if "/meta/" in key] == []
+        assert (await space.queue("workflows.three_steps").stats()).ready == 0
+
+
 async def test_what_lay_there_before_is_taken_first_and_both_are_run(boss: Space) -> None:
     async with at_hand(boss) as (space, engine):
         elsewhere = Space(boss._scope, boss._blob_folder, Coordination(Leases(boss._scope.clock)))
@@ -149,13 +162,17 @@ async def test_what_is_sent_to_an_execution_between_its_start_and_its_run_arrive
 
 
 async def test_one_that_was_cancelled_between_its_start_and_its_run_is_cancelled(boss: Space) -> None:
-    async with at_hand(boss) as (space, engine):
+    """It runs from its start on, so it is its worker that has to be reached."""
+    async with at_hand(boss, obedient) as (space, engine):
+        await soon((await space.workflows.start(obedient, None)).cancel())
+        await asyncio.sleep(0.05)
 
         async def cancel() -> None:
             await (await boss.workflows.get("x")).cancel()
 
         engine.then = cancel
-        handle = await space.workflows.start(three_steps, 1, id="x")
+        handle = await space.workflows.start(obedient, None, id="x")
+        assert engine.then is None
         with pytest.raises(ExecutionFailed):
             await soon(handle.result())
         assert (await handle.status()).status == "cancelled"

@@ -135,7 +135,7 @@ class Receiver:
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
         self._promised = 0
-        """How many of those who wait are about to get a message from a batch of somebody here."""
+        """How many messages are about to come from batches of somebody here."""
         self._asleep = False
         """Whether it is known that there is nothing, and the feed will tell when there is."""
         self._low = False
@@ -241,12 +241,14 @@ class Receiver:
     # --- for those here who put something that is waited for ---
 
     def handing(self, rest: str, value: bytes) -> Handing | None:
-        """If somebody waits here: what hands them a message that is not there yet, in the commit that makes it."""
+        """If a message is wanted here: what hands it over that is not there yet, in the commit that makes it."""
         lease = self.lease
-        waiting = sum(not reply.done() for reply in self._waiting) - self._promised
-        if lease is None or lease.lost.is_set() or self._closed or waiting <= 0:
+        if lease is None or lease.lost.is_set() or self._closed:
             return None
-        return Handing(self, lease, self._prefix(lease) + rest, value)
+        wanted = sum(not reply.done() for reply in self._waiting) + self.prefetch
+        if wanted <= len(self._ahead) + self._promised:
+            return None
+        return Handing(self, lease, self._place(lease) + rest, value)
 
     async def hand(
         self, scope: Scope, handing: Handing, operations: Operations, conditions: Conditions
@@ -473,8 +475,7 @@ class Receiver:
                 operations.append(self._promoting(pp, now, n))
                 room -= n
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        target = self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
-        take = Take(ready_prefix(self.name), target, asked, None, *counters)
+        take = Take(ready_prefix(self.name), self._place(lease), asked, None, *counters)
         receipt = await self._commit((*operations, take), (Present(lease.key),))
         taken = self._keep(receipt)
         if operations:
@@ -500,6 +501,10 @@ class Receiver:
             depth_key(self.name, "delayed"),
             depth_key(self.name, "ready"),
         )
+
+    def _place(self, lease: Lease) -> str:
+        """Where messages are taken to."""
+        return self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
 
     def _prefix(self, lease: Lease) -> str:
         return RESERVED.prefix(self.name, _last(lease.key))

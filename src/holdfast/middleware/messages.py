@@ -107,8 +107,8 @@ def _reserved(op: Operation, key: str, batch: Batch, orchestrator: bool) -> list
         return [] if orchestrator and match[2] == DEAD else [Mine(key)]
     if match[2] == DEAD:
         return [Present(_given_up(key, match[3], batch)), Mine(key)]
-    if isinstance(op, Put) and op.ttl_ms is None and _LEASE.fullmatch(match[2]):
-        mine, lease = f"reserved/{match[1]}/{match[2]}", f"consumers/{match[1]}/{match[2]}"
+    if isinstance(op, Put) and op.ttl_ms is None and _LEASE.fullmatch(match[2].removesuffix("~")):
+        mine, lease = f"reserved/{match[1]}/{match[2]}", f"consumers/{match[1]}/{match[2].removesuffix('~')}"
         ahead = f"{mine}~{key.removeprefix(mine)}"
         if Delete(ahead) in batch.operations:  # it was taken ahead under the same lease, and begins
             return [Present(ahead), Mine(key), Present(lease), Mine(lease)]

@@ -27,6 +27,7 @@ from holdfast.errors import InvalidInput, MigrationFailed, NonDeterminism
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.layers.messages import Message
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
@@ -260,6 +261,9 @@ class _Host:
 
     def task(self, tid: str) -> TaskHandle:
         return TaskHandle(self.scope, self.coordination, self.blobs, tid)
+
+    def make_room(self, message: Message) -> None:
+        """There is room for one."""
 
     async def control(self, id: str, what: str) -> None:
         """There are no others."""

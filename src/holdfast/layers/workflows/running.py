@@ -109,6 +109,7 @@ class Host(Protocol):
     def blobs(self) -> Blobs: ...
     def task(self, tid: str) -> TaskHandle: ...
     async def control(self, id: str, what: str) -> None: ...
+    def make_room(self, message: Message) -> None: ...
 
 
 class Run:
@@ -541,6 +542,7 @@ class Run:
     async def _end(self, status: str, value: msgspec.Raw | None, fault: Fault | None) -> None:
         """Result, what its parent is told, and the end of its message are one commit."""
         self._ending = True
+        self._host.make_room(self.message)  # who is told of its end may have the next one for us
         self._flush_all()
         if status != COMPLETED:
             await cancel_children(self)

@@ -125,6 +125,8 @@ class Worker:
         self._mailed: dict[str, None] = {}
         """To whom something was sent lately that did not run here, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places: dict[Message, Queue] = {}
+        """What is done at the moment, and where it came from."""
         self._room = asyncio.Semaphore(concurrency)
         self._free = concurrency
         self._freed = asyncio.Event()
@@ -277,10 +279,11 @@ class Worker:
                 await message.give_back()
                 raise
             self._free -= 1
+            self._places[message] = queue
             self._guard(message)
             task = asyncio.get_running_loop().create_task(work(message))
             self._tasks.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(partial(self._done, message))
 
     def _guard(self, message: Message) -> None:
         """Be told when the lease is lost under which this, and others, were taken."""
@@ -299,11 +302,19 @@ class Worker:
         _, queue, lease, _ = message.key.split("/", 3)
         self._guards.pop(f"{queue}/{lease}", None)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def make_room(self, message: Message) -> None:
+        """It is over, or about to be: another can be run, and is taken even if it comes before anybody asks."""
+        queue = self._places.pop(message, None)
+        if queue is not None:
+            self._free += 1
+            self._freed.set()
+            self._room.release()
+            if not self._stopping.is_set():
+                queue.take_ahead(min(self._free, AHEAD_MAX))
+
+    def _done(self, message: Message, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._free += 1
-        self._freed.set()
-        self._room.release()
+        self.make_room(message)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an execution could not be run", exc_info=error)
 
