@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -15,12 +16,14 @@ from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt, curso
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.workflows.entries import meta_key
-from holdfast.layers.workflows.fresh import Fresh
+from holdfast.layers.workflows.fresh import Fresh, Started
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.hosting import until
 from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
 
 __all__ = ["hosts"]
+
+META = meta_key("x")[:-1]
 
 
 async def commits_after(space: Space, revision: int) -> list[ChangeSet]:
@@ -57,6 +60,8 @@ class Beside(Wrapper):
         self.read: list[str] = []
         self.first: Callable[[], Awaitable[object]] | None = None
         self.then: Callable[[], Awaitable[object]] | None = None
+        self.slow: asyncio.Event | None = None
+        """What starts of others than x wait for before they are answered."""
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         self.read += keys
@@ -70,6 +75,8 @@ class Beside(Wrapper):
         if starts and self.then is not None:
             then, self.then = self.then, None
             await then()
+        if self.slow is not None and any(isinstance(op, Put) and op.key.startswith(META) for op in batch.operations):
+            await self.slow.wait()
         return receipt
 
 
@@ -134,6 +141,79 @@ async def test_one_that_was_handed_over_is_run_by_another_when_its_worker_dies(
         assert (await space.workflows.counts())["three_steps"]["running"] == 1
         assert await soon(handle.result()) == 4, "what may be under its lease is looked for"
     assert (await boss.workflows.counts())["three_steps"]["completed"] == 2
+
+
+async def test_what_is_being_handed_over_is_not_taken_for_left_behind(boss: Space) -> None:
+    """One start is cancelled: what may be under the lease is looked for, and others are under way."""
+    async with at_hand(boss) as (space, engine):
+        counted = Counter[str]()
+        answers = asyncio.Event()
+
+        @workflow(name="counts")
+        async def counts(ctx: Context, n: int) -> int:
+            counted[ctx.id] += 1
+            return n
+
+        engine.slow = answers
+        async with space.workflows.worker([counts]):
+            await asyncio.sleep(0.05)
+            starts = [asyncio.ensure_future(space.workflows.start(counts, n, id=f"e{n}")) for n in range(8)]
+            await asyncio.sleep(0.05)
+            starts[0].cancel()
+            await asyncio.sleep(0.05)
+            answers.set()
+            for n, handle in enumerate(await asyncio.gather(*starts[1:]), 1):
+                assert await soon(handle.result()) == n
+            await asyncio.sleep(0.05)
+        assert set(counted.values()) == {1}
+
+
+def test_what_was_given_back_and_taken_again_is_not_fresh() -> None:
+    """It may have run elsewhere in between, and stands under the same key again."""
+    fresh, started = Fresh(), Started("reserved/q/l/1", 7, b"meta", b"execution")
+    fresh.put("x", started)
+    assert fresh.take("x", "reserved/q/l/1", 9) is None
+    fresh.put("x", started)
+    assert fresh.take("x", "reserved/q/l/1", 7) is started
+
+
+@workflow(name="quick")
+async def quick(ctx: Context) -> str:
+    return "done"
+
+
+async def test_a_worker_without_room_hands_what_comes_for_another_workflow_to_others(
+    boss: Space, hosts: Hosts, clock: ManualClock
+) -> None:
+    inside, leave = list[int](), asyncio.Event()
+
+    async def stays() -> None:
+        inside.append(1)
+        await leave.wait()
+
+    @workflow(name="long")
+    async def long(ctx: Context) -> None:
+        await ctx.step("stay", stays)
+
+    async def is_full() -> bool:
+        return len(inside) == 2
+
+    async with boss.workflows.worker([long, quick], concurrency=2):
+        await soon((await boss.workflows.start(quick)).result())
+        running = [await boss.workflows.start(long) for _ in range(2)]
+        await until(is_full)
+        await hosts.start(quick)
+        handles = [await boss.workflows.start(quick) for _ in range(5)]
+        held = asyncio.ensure_future(asyncio.gather(*(handle.result() for handle in handles)))
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            clock.advance("10ms")
+            if held.done():
+                break
+        assert await soon(held) == ["done"] * 5
+        leave.set()
+        for handle in running:
+            await soon(handle.result())
 
 
 @workflow

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -48,6 +48,9 @@ class Session(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Session {self.given_store} {self.given_space} {self.given_agent}>"  # never the token
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("store", self.given_store), ("space", self.given_space), ("agent", self.given_agent)]
 
     @property
     def space_name(self) -> str:

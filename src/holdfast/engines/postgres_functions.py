@@ -174,6 +174,10 @@ _WRITTEN: Final = f"""
     INSERT INTO feed VALUES (_space, revision, step, time, last_id, _writer, _commits);
 """
 
+_ADDED: Final = """
+            ON CONFLICT (space, owner, subspace, change)  -- what is loaded comes in several groups of one revision
+                DO UPDATE SET keys = usage.keys + excluded.keys, bytes = usage.bytes + excluded.bytes"""
+
 _COMMIT_ONE: Final = f"""
 CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_ONE, "ARRAY[_key]")}
     IF _unsure OR _absent OR _blind THEN
@@ -211,11 +215,11 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
             _more_keys := _more_keys - 1;
             _more_bytes := _more_bytes - octet_length(_key) - _held.size;
         ELSE
-            INSERT INTO usage VALUES (_space, _held.owner, _subspace, revision, -1, -octet_length(_key) - _held.size, false);
+            INSERT INTO usage VALUES (_space, _held.owner, _subspace, revision, -1, -octet_length(_key) - _held.size, false){_ADDED};
         END IF;
     END IF;
     IF _more_keys <> 0 OR _more_bytes <> 0 THEN
-        INSERT INTO usage VALUES (_space, _charged, _subspace, revision, _more_keys, _more_bytes, false);
+        INSERT INTO usage VALUES (_space, _charged, _subspace, revision, _more_keys, _more_bytes, false){_ADDED};
         IF random() * {SUMMED_EVERY} < 1 THEN
             PERFORM sum_up(_space, _charged, _subspace, revision);
         END IF;
@@ -305,9 +309,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     IF cardinality(_charged) > 0 THEN
         INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
             FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
-            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0
-            ON CONFLICT (space, owner, subspace, change)  -- what is loaded comes in several groups of one revision
-                DO UPDATE SET keys = usage.keys + excluded.keys, bytes = usage.bytes + excluded.bytes;
+            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0{_ADDED};
         IF random() * {SUMMED_EVERY} < 1 THEN
             PERFORM sum_up(_space, owner, subspace, revision) FROM (
                 SELECT DISTINCT owner, subspace FROM unnest(_charged, _subspaces) AS amount (owner, subspace)) AS charged

@@ -115,7 +115,8 @@ CREATE VIEW readable AS
 """
 
 _NOTHING: Final = "SELECT"
-_SUMS: Final = "ALTER TABLE usage ADD is_sum bool NOT NULL DEFAULT true;"
+_SUMS: Final = "ALTER TABLE usage ADD is_sum bool NOT NULL DEFAULT true; UPDATE usage SET change = 0;"
+"""The changes were counted before, and are numbered by revisions now."""
 STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _SUMS + FUNCTIONS)
 """What brings a schema from one version to the next; the first makes the tables, the last the functions. 2: unknown keys are
 replaced unseen. 3: ranges are taken for empty. 4: unknown keys are looked up one by one. 5: what expires can be

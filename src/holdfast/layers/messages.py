@@ -132,6 +132,8 @@ class Message:
         """The queue it came from."""
         self.id = self._ending.place.id
         """19 digits: unique in the space, ordered by time, kept wherever the message goes."""
+        self.version = entry.version
+        """Of its entry: another one when it was given back and taken anew."""
         self.attempts = self._ending.failures
         """How often it failed before."""
         self.is_redelivered = self._ending.tag != ""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -276,8 +276,8 @@ class Queue:
 
     def handing(self, body: Any, *, priority: int = 0) -> tuple[str, Handing] | None:
         """If somebody of this process, and of this agent, waits: a message that is theirs from the beginning, and its id."""
-        found = self._coordination.receivers.get(self._receiver_name[:-1])
-        if not isinstance(found, Receiver):
+        found = self._served
+        if found is None:
             return None
         id = self.new_id()
         handing = found.handing(Place(priority_element(priority), id, id, self.scope.actor).rest, encode(body))
@@ -286,6 +286,30 @@ class Queue:
     def take_ahead(self, n: int) -> None:
         """From now on, so many are taken ahead of those that are asked for."""
         self._receiver().prefetch = min(n, PREFETCH_MAX)
+
+    def make_room(self, room: Callable[[], int]) -> None:
+        """From now on, this tells how many more can begin: no more are handed over, or taken ahead."""
+        rooms = self._receiver().rooms
+        if room not in rooms:
+            rooms.append(room)
+
+    def close_room(self, room: Callable[[], int]) -> None:
+        """It tells no more."""
+        found = self._served
+        if found is not None and room in found.rooms:
+            found.rooms.remove(room)
+
+    @property
+    def pending(self) -> int:
+        """How many were taken, or handed over, in this process and have not begun."""
+        found = self._served
+        return 0 if found is None else found.pending
+
+    @property
+    def _served(self) -> Receiver | None:
+        """What takes for those who wait in this process, if there is one."""
+        found = self._coordination.receivers.get(self._receiver_name[:-1])
+        return found if isinstance(found, Receiver) else None
 
     async def give_back(self) -> None:
         """Return at once what was taken ahead and has not begun."""

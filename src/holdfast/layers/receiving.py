@@ -134,8 +134,10 @@ class Receiver:
         self._impatient: set[asyncio.Future[Entry]] = set()
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
-        self._promised = 0
-        """How many messages are about to come from batches of somebody here."""
+        self.rooms: list[Callable[[], int]] = []
+        """Of those who take many: how many more they have room for now. Where nobody has told, it is as many as wait."""
+        self._promised: set[str] = set()
+        """Keys of messages that are about to come from batches of somebody here."""
         self._asleep = False
         """Whether it is known that there is nothing, and the feed will tell when there is."""
         self._low = False
@@ -167,7 +169,7 @@ class Receiver:
         if self._ahead and not self._waiting:
             entry = self._ahead.popleft()
             self.held[entry.key] = None
-            if len(self._ahead) * 2 <= self.prefetch:
+            if len(self._ahead) * 2 <= self.prefetch and (not self.rooms or self._room > 0):
                 self._low = True
                 self._want()
             return entry if not entry.tag else await self._begin(entry, deadline)
@@ -241,12 +243,9 @@ class Receiver:
     # --- for those here who put something that is waited for ---
 
     def handing(self, rest: str, value: bytes) -> Handing | None:
-        """If a message is wanted here: what hands it over that is not there yet, in the commit that makes it."""
+        """If there is room for a message here: what hands it over that is not there yet, in the commit that makes it."""
         lease = self.lease
-        if lease is None or lease.lost.is_set() or self._closed:
-            return None
-        wanted = sum(not reply.done() for reply in self._waiting) + self.prefetch
-        if wanted <= len(self._ahead) + self._promised:
+        if lease is None or lease.lost.is_set() or self._closed or self._room <= 0:
             return None
         return Handing(self, lease, self._place(lease) + rest, value)
 
@@ -254,7 +253,7 @@ class Receiver:
         self, scope: Scope, handing: Handing, operations: Operations, conditions: Conditions
     ) -> Receipt | None:
         """Commit that, with what belongs to it; None, and nothing is written, where others stand in line or the lease has ended."""
-        self._promised += 1
+        self._promised.add(handing.key)
         try:
             receipt = await scope.commit((*operations, *handing.operations), (*conditions, *handing.conditions))
         except Conflict as conflict:
@@ -267,13 +266,25 @@ class Receiver:
             self._want()
             raise
         finally:
-            self._promised -= 1
-        if handing.key not in self.held:
+            self._promised.discard(handing.key)
+        if self.lease is handing.lease:
             self._ahead.append(Entry(handing.key, handing.value, receipt.version, scope.actor, receipt.at, receipt.at))
-        self._deliver()
-        if self._ahead:
-            self._wake.set()
+            self._deliver()
+            if self._ahead:
+                self._want()
         return receipt
+
+    @property
+    def pending(self) -> int:
+        """How many are here, or about to come, and have not begun."""
+        return len(self._ahead) + len(self._promised) + sum(each is None for each in self.held.values())
+
+    @property
+    def _room(self) -> int:
+        """How many more can begin at once."""
+        if self.rooms:
+            return sum(max(0, room()) for room in self.rooms)
+        return sum(not reply.done() for reply in self._waiting) - len(self._ahead) - len(self._promised)
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -454,7 +465,9 @@ class Receiver:
         if looked:
             await self._look(lease)
         waiting = sum(not reply.done() for reply in self._waiting)
-        asked = min(max(1, waiting + self.prefetch - len(self._ahead)), TAKE_MAX // 2)
+        wanted = waiting + self.prefetch
+        wanted = min(wanted, self._room) if self.rooms else wanted - len(self._ahead)
+        asked = min(max(1, wanted), TAKE_MAX // 2)
         taken = await self._take(lease, asked)
         if taken < asked and self._watch is None and not looked:
             as_of = self._took_at
@@ -514,7 +527,8 @@ class Receiver:
 
     async def _adopt(self, lease: Lease) -> None:
         """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""
-        known = self.held.keys() | self.left | {each.key for each in self._ahead}
+        await self._commit((), (Present(lease.key),))  # which comes after what is under way
+        known = self.held.keys() | self.left | self._promised | {each.key for each in self._ahead}
         for prefix in (self._prefix(lease), self._ahead_prefix(lease)):
             page = await self.scope.engine.scan(self.scope.space, prefix, limit=SCAN_MAX)
             self._ahead.extend(entry for entry in page.entries if entry.key not in known)

@@ -101,6 +101,7 @@ async def branch_out(
         raise
     _look(tasks)
     if failed is not None:
+        run.leave([path for path, _ in branches if path])
         raise failed
     return [task.exception() or task.result() for task in tasks]
 

@@ -326,7 +326,7 @@ class Context:
             if record is None:
                 now = run.clock.now_ms()
                 record = StepRecord("waiting", made.position, "signal", now, until=None if ms is None else now + ms)
-                if not run.mail.has(name) or run.turns.any_absent(name):
+                if not run.may_take(name):
                     record = msgspec.structs.replace(record, turn=run.turns.draw())
                     self._note(made, record, "waiting")
             if record.status == "waiting":

@@ -17,7 +17,7 @@ BYTES_MAX: Final = 16 * 1024
 
 
 class Started(NamedTuple):
-    """What was written of an execution, the version of both entries, and under which key its message was taken."""
+    """What was written of an execution, the version of all of it, and under which key its message stands."""
 
     key: str
     version: int
@@ -42,10 +42,10 @@ class Fresh:
             if len(self._started) > FRESH_MAX:
                 del self._started[next(iter(self._started))]
 
-    def take(self, id: str, key: str) -> Started | None:
-        """What was written of it, if this is the message that came with it."""
+    def take(self, id: str, key: str, version: int) -> Started | None:
+        """What was written of it, if this is the message that came with it, and was not given back in the meantime."""
         started = self._started.pop(id, None)
-        return started if started is not None and started.key == key else None
+        return started if started is not None and (started.key, started.version) == (key, version) else None
 
     def clear(self) -> None:
         self._started.clear()

@@ -125,6 +125,12 @@ class Mail:
         del letters[leave]
         return letter
 
+    def put_back(self, letter: Letter) -> None:
+        """It was taken and is not wanted: it is the first of its name again, but for those that came before it."""
+        letters = self._letters.setdefault(letter.name, deque())
+        place = next((at for at, other in enumerate(letters) if other.key > letter.key), len(letters))
+        letters.insert(place, letter)
+
     def all(self, *names: str) -> list[Letter]:
         """Those of these names, in the order in which they were sent."""
         found = [letter for name in names for letter in self._letters.get(name, ())]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
@@ -161,8 +162,8 @@ class Run:
     async def receive(self, wait: Wait, name: str = "", turn: int = 0) -> Letter | None:
         """What is waited for: a letter of this name; None when its time has come first. With a turn it is one of several."""
         name = name or wait.name
-        self.turns.come(name, turn)
-        if name and (letter := self.mail.take(name, self.turns.before(name, turn))) is not None:
+        self.turns.come(turn)
+        if name and (letter := self.mail.take(name, self._before(name, turn))) is not None:
             return letter
         if wait.until is not None and wait.until <= self.clock.now_ms():
             return None
@@ -176,9 +177,28 @@ class Run:
         except asyncio.CancelledError:
             if not answer.done() or answer.cancelled():
                 self.runnable.more()
+            elif (letter := answer.result()) is not None:
+                self.mail.put_back(letter)  # it came in the same moment, and is somebody else's now
+                self._distribute()
             raise
         finally:
             self._waits.pop(answer, None)
+
+    def may_take(self, name: str) -> bool:
+        """Whether a signal is there for who begins to wait for one now: nobody who waits, or waited before, comes first."""
+        return self.mail.has(name) and not self.turns.are_absent(name) and not self._before(name, sys.maxsize)
+
+    def _before(self, name: str, turn: int) -> int:
+        """How many others come first."""
+        if not turn:
+            return 0
+        waiting = sum(0 < other < turn and name == own for _, own, other in self._waits.values())
+        return waiting + self.turns.before(name, turn)
+
+    def leave(self, branches: list[str]) -> None:
+        """These branches are over: for whom they would have waited, nobody need."""
+        if self.turns.forget(*branches):
+            self._distribute()
 
     async def result(self, record: StepRecord) -> Any:
         """What a step gave."""
@@ -424,7 +444,7 @@ class Run:
         self.news.set()
         if not self._waits:
             return
-        if self.turns.forget_absent():
+        if self.turns.forget():
             self._distribute()
             if self.runnable.count:
                 return

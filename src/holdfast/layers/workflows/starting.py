@@ -105,7 +105,13 @@ async def start_execution(
     more, needed = also or ([], [])
     while True:
         try:
-            if fresh is not None and not in_line and (receipt := await _handed_over(scope, queue, meta, limit, fresh)):
+            if (
+                fresh is not None
+                and also is None
+                and begun is None
+                and not in_line
+                and (receipt := await _handed_over(scope, queue, meta, limit, fresh))
+            ):
                 return receipt
             operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
             return await scope.commit((*operations, *more), (*conditions, *needed))

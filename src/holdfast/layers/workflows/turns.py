@@ -2,7 +2,8 @@
 
 When its code runs again, an execution comes to its waits in another order than at first: a branch that slept for an hour before it
 waited is there at once. So a wait that is written down has its turn in its record, and whoever is further back leaves as many
-letters as there are waits before it to which the code has not come yet.
+letters as there are waits before it to which the code has not come yet. A branch that was cancelled does not come there any more:
+that is known when those are over it was one of, and at the latest when nothing goes on.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class Turns:
 
     def __init__(self) -> None:
         self._last = 0
-        self._absent: dict[str, set[int]] = {}
-        """By name: the turns of those to which the code has not come yet."""
+        self._absent: dict[int, tuple[str, str]] = {}
+        """By turn: the name and the path of those to which the code has not come yet."""
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Those that were written down before."""
         for path, record in records.items():
             if record.status == "waiting" and record.turn:
                 name = path.rpartition("/")[2].removeprefix(CALL).rpartition("#")[0]
-                self._absent.setdefault(name, set()).add(record.turn)
+                self._absent[record.turn] = name, path
                 self._last = max(self._last, record.turn)
 
     def draw(self) -> int:
@@ -37,20 +38,25 @@ class Turns:
         self._last += 1
         return self._last
 
-    def come(self, name: str, turn: int) -> None:
+    def come(self, turn: int) -> None:
         """The code has come to this wait."""
-        if (absent := self._absent.get(name)) is not None:
-            absent.discard(turn)
+        self._absent.pop(turn, None)
 
     def before(self, name: str, turn: int) -> int:
         """How many come before this one, and are not there yet."""
-        return sum(other < turn for other in self._absent.get(name, ()))
+        return sum(other < turn and wait[0] == name for other, wait in self._absent.items()) if self._absent else 0
 
-    def any_absent(self, name: str) -> bool:
-        return bool(self._absent.get(name))
+    def are_absent(self, name: str) -> bool:
+        """Whether the code has not come to all waits for this."""
+        return any(wait[0] == name for wait in self._absent.values())
 
-    def forget_absent(self) -> bool:
-        """Nothing goes on any more, so the code does not come to them: their branches were cancelled. Whether there were any."""
-        found = any(self._absent.values())
-        self._absent.clear()
-        return found
+    def forget(self, *branches: str) -> bool:
+        """The code does not come there any more: these branches are over, or, with none, nothing goes on. Whether that was news."""
+        gone = [
+            turn
+            for turn, (_, path) in self._absent.items()
+            if not branches or any(path.startswith(f"{branch}/") for branch in branches)
+        ]
+        for turn in gone:
+            del self._absent[turn]
+        return bool(gone)

@@ -24,6 +24,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+from holdfast.clock import sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Entry, cursor_at
 from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost, NotFound
@@ -70,6 +71,8 @@ CONCURRENCY: Final = 50
 CONCURRENCY_MAX: Final = 10_000
 THREADS_MAX: Final = 64
 AHEAD_MAX: Final = 32
+HELD_MS: Final = 200
+"""How long a message is held for which there is no room."""
 """Messages taken ahead, while there is room to run them."""
 RETRY_MS: Final = 200
 ARCHIVE_TRIES: Final = 3
@@ -125,9 +128,8 @@ class Worker:
         self._mailed: dict[str, None] = {}
         """To whom something was sent lately that did not run here, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places: dict[Message, Queue] = {}
-        """What is done at the moment, and where it came from."""
-        self._room = asyncio.Semaphore(concurrency)
+        self._begun: set[Message] = set()
+        """What has a place."""
         self._free = concurrency
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -210,6 +212,8 @@ class Worker:
 
     async def _wind_up(self) -> None:
         self._fresh.clear()
+        for queue in self._queues.values():
+            queue.close_room(self._room)
         for run in self._runs.values():
             run.stop()
         self._service.stop()
@@ -266,7 +270,8 @@ class Worker:
             while self._free <= 0:  # what waits is for others, as long as there is no room here
                 self._freed.clear()
                 await self._freed.wait()
-            queue.take_ahead(min(self._free - 1, AHEAD_MAX) if self._free > 1 else 0)
+            queue.make_room(self._room)
+            queue.take_ahead(AHEAD_MAX if self.concurrency > 1 else 0)
             try:
                 message = await queue.take(wait=None)
             except Error as exc:
@@ -274,12 +279,15 @@ class Worker:
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
                 continue
             try:
-                await self._room.acquire()
+                has_room = await self._has_room()
             except asyncio.CancelledError:
                 await message.give_back()
                 raise
+            if not has_room:
+                await message.give_back()
+                continue
             self._free -= 1
-            self._places[message] = queue
+            self._begun.add(message)
             self._guard(message)
             task = asyncio.get_running_loop().create_task(work(message))
             self._tasks.add(task)
@@ -303,14 +311,25 @@ class Worker:
         self._guards.pop(f"{queue}/{lease}", None)
 
     def make_room(self, message: Message) -> None:
-        """It is over, or about to be: another can be run, and is taken even if it comes before anybody asks."""
-        queue = self._places.pop(message, None)
-        if queue is not None:
+        """It is over, or about to be: another can be run."""
+        if message in self._begun:
+            self._begun.discard(message)
             self._free += 1
             self._freed.set()
-            self._room.release()
-            if not self._stopping.is_set():
-                queue.take_ahead(min(self._free, AHEAD_MAX))
+
+    def _room(self) -> int:
+        """For how many there is room that have not come yet."""
+        return 0 if self._stopping.is_set() else self._free - sum(queue.pending for queue in self._queues.values())
+
+    async def _has_room(self) -> bool:
+        """Whether there is room. If what came by another queue has filled it, that may be over soon; others wait for the message, too."""
+        clock = self.scope.clock
+        until = clock.now_ms() + HELD_MS
+        while self._free <= 0:
+            self._freed.clear()
+            if not await sleep_or(clock, until, self._freed):
+                return False
+        return True
 
     def _done(self, message: Message, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -406,7 +425,7 @@ class Worker:
 
     def _just_started(self, id: str, message: Message) -> tuple[int, Meta, Execution] | None:
         """How an execution stands whose start brought this message, and to which certainly nothing was sent since."""
-        started = self._fresh.take(id, message.key)
+        started = self._fresh.take(id, message.key, message.version)
         if started is None or started.version < self._since or id in self._mailed:
             return None
         return started.version, decode(started.meta, Meta), decode(started.execution, Execution)
