@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from holdfast.engines import postgres_commit, postgres_doctor, postgres_link
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres_feed import QUIET_S, RING_S
 from holdfast.engines.postgres_functions import MOVED, SUMMED_EVERY
-from holdfast.engines.postgres_link import Call, Link, number
+from holdfast.engines.postgres_link import Broken, Call, Link, number, statement
 from holdfast.engines.postgres_schema import ASYNC_JUMP, SCHEMA_VERSION
 from holdfast.engines.registry import open_engine
 from holdfast.errors import (
@@ -139,6 +140,19 @@ async def test_a_schema_of_version_1_is_brought_up_to_date_and_keeps_what_it_hol
     [(version,)] = await shell(url, f"SELECT value FROM {schema}.meta WHERE key = 'version'")
     named = f"SELECT proname FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname LIKE 'commit%'"
     assert (version, sorted(await shell(url, named))) == (str(SCHEMA_VERSION), [("commit_group",), ("commit_one",)])
+
+
+async def test_a_server_that_does_not_answer_counts_as_gone_however_many_calls_it_has_answered(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep = statement("asleep", "SELECT pg_sleep($1::float8)")
+    monkeypatch.setattr(postgres_link, "REPLY_S", 0.3)
+    async with opened(url) as engine:
+        for _ in range(8):  # longer together than it may be silent
+            await engine._pool.run((asleep, (struct.pack("!d", 0.05),)))
+        with pytest.raises(Broken, match="has not answered"):
+            await engine._pool.run((asleep, (struct.pack("!d", 30.0),)))
+        assert await put(engine, b"1"), "another connection is made"
 
 
 async def test_usage_is_summed_up_every_now_and_then_and_is_exact_all_the_time(url: str, schema: str) -> None:

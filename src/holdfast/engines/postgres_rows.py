@@ -289,6 +289,8 @@ def _fact(state: SpaceState, uses: Uses | None, key: str) -> tuple[Value, ...]:
 
 
 def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[bytes, ...]:
+    if not keys:
+        return _NO_FACTS
     old = [state.known(key) for key in keys]
     return (
         text_array(keys),
@@ -300,6 +302,12 @@ def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[b
         text_array([None if each is None else each.tag for each in old]),
         int8_array([None if each is None else len(each.value) for each in old]),
     )
+
+
+_NO_FACTS: Final = (
+    *(text_array([]), bool_array([]), int8_array([]), int8_array([]), int8_array([])),
+    *(text_array([]), text_array([]), int8_array([])),
+)
 
 
 def _entry_arrays(entries: Sequence[Entry]) -> tuple[bytes, ...]:
