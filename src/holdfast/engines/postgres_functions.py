@@ -250,7 +250,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     IF _blind > 0 THEN
         SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
                array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
-               array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
+               array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes, count(version) AS replaced
             INTO _held FROM (
                 SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
                     SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
@@ -262,13 +262,15 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
                 FROM present(_space, {_LOOKED_AT}) AS e;
             RETURN;
         END IF;
-        _kept := _held.created;
-        _gone_keys := _gone_keys || _keys[:_blind];
-        _gone := _gone || _held.versions;
-        _charged := _charged || _held.owners;
-        _subspaces := _subspaces || _held.subspaces;
-        _more_keys := _more_keys || _held.less_keys;
-        _more_bytes := _more_bytes || _held.less_bytes;
+        IF _held.replaced > 0 THEN
+            _kept := _held.created;
+            _gone_keys := _gone_keys || _keys[:_blind];
+            _gone := _gone || _held.versions;
+            _charged := _charged || _held.owners;
+            _subspaces := _subspaces || _held.subspaces;
+            _more_keys := _more_keys || _held.less_keys;
+            _more_bytes := _more_bytes || _held.less_bytes;
+        END IF;
     END IF;
     IF cardinality(_ids) > 0 THEN
         PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) CROSS JOIN LATERAL (
@@ -278,7 +280,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         END IF;
     END IF;
     {_WRITTEN}
-    IF _blind > 0 THEN
+    IF _kept IS NOT NULL THEN
         RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
             new.kept, NULL::int8, NULL::int8, NULL::text
             FROM unnest(_keys[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
@@ -287,11 +289,13 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
     END IF;
-    IF _unsure THEN
+    IF cardinality(_gone_keys) = 0 THEN
+        NULL;
+    ELSIF _unsure THEN
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
             SELECT e.ctid FROM unnest(_gone_keys) AS gone (key) CROSS JOIN LATERAL (
                 SELECT ctid FROM entries WHERE space = _space AND key = gone.key {_NEWEST}) AS e));
-    ELSIF cardinality(_gone) > 0 THEN
+    ELSE
         -- Not a join: before the table has statistics, that may be planned as a walk through the whole space.
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
             SELECT e.ctid FROM unnest(_gone_keys, _gone) AS old (key, version) CROSS JOIN LATERAL (
