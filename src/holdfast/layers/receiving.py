@@ -6,6 +6,9 @@ and are wanted ahead. Those taken ahead have not begun: when the receiver stops,
 Whoever takes nothing ahead takes to `reserved/<q>/<lease>/`, others to `reserved/<q>/<lease>~/`. There messages stay when they are handed
 out, which so costs nothing; only one with a tag is moved to the other place first. `leavings.py` tells what that is for.
 
+Who puts a message in the same process may hand it over: it is put under the lease by the commit that makes it, if nobody stands in
+line and there is room.
+
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
 delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
 Take that found nothing, or of the look before it. While there is more than it can take, it looks every LOOK_MS instead.
