@@ -281,10 +281,10 @@ class Worker:
             try:
                 has_room = await self._has_room()
             except asyncio.CancelledError:
-                await self._give_back(message)
+                await message.give_back()
                 raise
             if not has_room:
-                await self._give_back(message)
+                await message.give_back()
                 continue
             self._free -= 1
             self._begun.add(message)
@@ -292,13 +292,6 @@ class Worker:
             task = asyncio.get_running_loop().create_task(work(message))
             self._tasks.add(task)
             task.add_done_callback(partial(self._done, message))
-
-    async def _give_back(self, message: Message) -> None:
-        """Leave it to others. Where that cannot be written, it is handed out again here."""
-        try:
-            await message.give_back()
-        except Error as exc:
-            log.info("message %s of %s could not be given back yet: %s", message.id, message.queue, exc)
 
     def _guard(self, message: Message) -> None:
         """Be told when the lease is lost under which this, and others, were taken."""
