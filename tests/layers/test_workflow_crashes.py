@@ -160,7 +160,7 @@ async def breaks(ctx: Context) -> None:
 
 
 async def naps_and_breaks(ctx: Context) -> None:
-    await ctx.sleep(span(0.1))
+    await ctx.sleep(span(3))  # long enough for the others to begin, also where time goes fast
     await breaks(ctx)
 
 
