@@ -12,7 +12,9 @@ import pytest
 
 import holdfast
 from holdfast import Context, InvalidInput, NonDeterminism, Retry, Space, Store, step, workflow
-from holdfast.testing.dying import Life
+from holdfast.engine import Absent, Batch, Put
+from holdfast.engines.memory import MemoryEngine
+from holdfast.testing.dying import Dying, Life
 from holdfast.testing.replaying import assert_replays, record_history
 from holdfast.testing.timeline import Timeline
 from holdfast.testing.workflows import LEASE, crash_everywhere, ended, run_workflow
@@ -212,3 +214,15 @@ async def test_a_history_of_another_workflow_is_refused() -> None:
         await assert_replays(settle, history)
     with pytest.raises(InvalidInput, match="no history"):
         await assert_replays(buy, {"format": 9})
+
+
+async def test_who_dies_after_a_commit_that_is_refused_is_dead_as_well() -> None:
+    engine = Dying(MemoryEngine(), 1, after=True)
+    await engine.commit("s", Batch("agent", (Put("records/a", b"1"),)))
+    refused = Batch("agent", (Put("records/a", b"2"),), (Absent("records/a"),))
+    last = asyncio.ensure_future(engine.commit("s", refused))
+    await engine.dead.wait()
+    while engine.dying:
+        await asyncio.sleep(0)
+    assert not last.done(), "nobody hears of it"
+    last.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 
 from holdfast.clock import Duration
 from holdfast.engine import SCAN_MAX, SYSTEM_ACTOR, Batch, ChangeSet, Delete, Engine, Entry, Page, Receipt, Touch
+from holdfast.errors import Error
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.queue_entries import CONSUMERS
@@ -52,7 +54,8 @@ class Dying(Wrapper):
             self.dying = self._after
             self.dead.set()
             if self._after:
-                await self.inner.commit(space, batch)
+                with contextlib.suppress(Error):  # a refusal is an answer, too, that nobody hears
+                    await self.inner.commit(space, batch)
                 self.dying = False
             await self._live()
         return await self.inner.commit(space, batch)
