@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -411,7 +411,7 @@ async def test_after_the_first_a_contribution_is_one_commit_and_no_read(space: S
     await space.document(NAME).contribute(1)
     cursor = await space.cursor()
     counting = Counting(risk._scope.engine)
-    view = Space(dataclasses.replace(risk._scope, engine=counting), risk._blob_folder, risk._coordination)
+    view = Space(msgspec.structs.replace(risk._scope, engine=counting), risk._blob_folder, risk._coordination)
     await view.document(NAME).contribute(2)
     commits = [commit async for commit in space._scope.engine.watch(space.name, cursor=cursor, live=False)]
     assert (len(commits), counting.asked) == (1, ["commit"])

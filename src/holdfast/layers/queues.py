@@ -50,6 +50,7 @@ from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.dead_letters import DeadLetters
 from holdfast.layers.gathering import Gathering
+from holdfast.layers.handing import Handing, handing
 from holdfast.layers.messages import Ending, Message, Part, noting
 from holdfast.layers.queue_entries import (
     DEDUP,
@@ -80,7 +81,7 @@ from holdfast.layers.queue_entries import (
     rest_of,
 )
 from holdfast.layers.queue_watching import QueueCommit, watch_queue
-from holdfast.layers.receiving import Handing, Receiver
+from holdfast.layers.receiving import Receiver
 from holdfast.layers.scope import Scope
 
 PREFETCH_MAX: Final = 128
@@ -276,37 +277,23 @@ class Queue:
 
     def handing(self, body: Any, *, priority: int = 0) -> tuple[str, Handing] | None:
         """If somebody of this process, and of this agent, waits: a message that is theirs from the beginning, and its id."""
-        found = self._served
+        found = self.served
         if found is None:
             return None
         id = self.new_id()
-        handing = found.handing(Place(priority_element(priority), id, id, self.scope.actor).rest, encode(body))
-        return None if handing is None else (id, handing)
+        place = Place(priority_element(priority), id, id, self.scope.actor)
+        made = handing(found, place.rest, encode(body))
+        return None if made is None else (id, made)
 
-    def take_ahead(self, n: int) -> None:
-        """From now on, so many are taken ahead of those that are asked for."""
-        self._receiver().prefetch = min(n, PREFETCH_MAX)
-
-    def make_room(self, room: Callable[[], int]) -> None:
-        """From now on, this tells how many more can begin: no more are handed over, or taken ahead."""
-        rooms = self._receiver().rooms
-        if room not in rooms:
-            rooms.append(room)
-
-    def close_room(self, room: Callable[[], int]) -> None:
-        """It tells no more."""
-        found = self._served
-        if found is not None and room in found.rooms:
-            found.rooms.remove(room)
+    def take_ahead(self, n: int, room: Callable[[], int] | None = None) -> None:
+        """From now on, so many are taken ahead of those that are asked for, or handed over, as far as there is `room`."""
+        receiver = self._receiver()
+        receiver.prefetch = min(n, PREFETCH_MAX)
+        if room is not None:
+            receiver.rooms.add(room)
 
     @property
-    def pending(self) -> int:
-        """How many were taken, or handed over, in this process and have not begun."""
-        found = self._served
-        return 0 if found is None else found.pending
-
-    @property
-    def _served(self) -> Receiver | None:
+    def served(self) -> Receiver | None:
         """What takes for those who wait in this process, if there is one."""
         found = self._coordination.receivers.get(self._receiver_name[:-1])
         return found if isinstance(found, Receiver) else None

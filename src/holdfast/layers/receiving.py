@@ -6,9 +6,6 @@ and are wanted ahead. Those taken ahead have not begun: when the receiver stops,
 Whoever takes nothing ahead takes to `reserved/<q>/<lease>/`, others to `reserved/<q>/<lease>~/`. There messages stay when they are handed
 out, which so costs nothing; only one with a tag is moved to the other place first. `leavings.py` tells what that is for.
 
-Who puts a message in the same process may hand it over: it is put under the lease by the commit that makes it, if nobody stands in
-line and there is room.
-
 Nothing is polled. When the queue has nothing, the receiver follows the feed of the queue, and sleeps until then, until the first
 delayed message is due, or until the lease of another consumer should have ended. The feed is followed from the revision of the
 Take that found nothing, or of the look before it. While there is more than it can take, it looks every LOOK_MS instead.
@@ -38,7 +35,6 @@ from holdfast.engine import (
     Condition,
     Delete,
     Entry,
-    Increment,
     Operation,
     Present,
     Put,
@@ -46,7 +42,6 @@ from holdfast.engine import (
     Take,
     cursor_at,
 )
-from holdfast.engine import Empty as Nobody
 from holdfast.errors import Compacted, Conflict, Empty, Error, OutcomeUnknown, RateLimitExceeded, Unavailable
 from holdfast.ids import new_id
 from holdfast.layers.leases import Lease, Leases
@@ -87,25 +82,6 @@ Operations = tuple[Operation, ...]
 Conditions = tuple[Condition, ...]
 
 
-class Handing:
-    """A message that does not stand in line: it is put under the lease of who waits for it. Nobody may stand there then."""
-
-    __slots__ = ("conditions", "key", "lease", "operations", "receiver", "value")
-
-    def __init__(self, receiver: Receiver, lease: Lease, key: str, value: bytes) -> None:
-        self.receiver = receiver
-        self.lease = lease
-        self.key = key
-        """Where it is going to stand. It is new: ids of one process differ, and so do their leases."""
-        self.value = value
-        self.operations: Operations = (Put(key, value), Increment(depth_key(receiver.name, "reserved"), 1))
-        self.conditions: Conditions = (Present(lease.key), Nobody(ready_prefix(receiver.name)))
-
-    async def commit(self, scope: Scope, operations: Operations, conditions: Conditions) -> Receipt | None:
-        """Do it, with what belongs to it; None, and nothing is written, where others stand in line or the lease has ended."""
-        return await self.receiver.hand(scope, self, operations, conditions)
-
-
 class Receiver:
     """Takes messages of one queue for those who wait in this process. Made by `Queue`."""
 
@@ -137,9 +113,9 @@ class Receiver:
         self._impatient: set[asyncio.Future[Entry]] = set()
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
-        self.rooms: list[Callable[[], int]] = []
-        """Of those who take many: how many more they have room for now. Where nobody has told, it is as many as wait."""
-        self._promised: set[str] = set()
+        self.rooms: set[Callable[[], int]] = set()
+        """Of those who take many: how many more they have room for now."""
+        self.promised: set[str] = set()
         """Keys of messages that are about to come from batches of somebody here."""
         self._asleep = False
         """Whether it is known that there is nothing, and the feed will tell when there is."""
@@ -172,7 +148,7 @@ class Receiver:
         if self._ahead and not self._waiting:
             entry = self._ahead.popleft()
             self.held[entry.key] = None
-            if len(self._ahead) * 2 <= self.prefetch and (not self.rooms or self._room > 0):
+            if len(self._ahead) * 2 <= self.prefetch and (not self.rooms or self.room > 0):
                 self._low = True
                 self._want()
             return entry if not entry.tag else await self._begin(entry, deadline)
@@ -240,54 +216,32 @@ class Receiver:
     def forsaken(self, key: str) -> None:
         """What became of a message is not known: if it is still under the lease, it is handed out again."""
         self.settled(key)
-        self._unsure = True
-        self._want()
+        self.doubt()
 
-    # --- for those here who put something that is waited for ---
-
-    def handing(self, rest: str, value: bytes) -> Handing | None:
-        """If there is room for a message here: what hands it over that is not there yet, in the commit that makes it."""
-        lease = self.lease
-        if lease is None or lease.lost.is_set() or self._closed or self._room <= 0:
-            return None
-        return Handing(self, lease, self._place(lease) + rest, value)
-
-    async def hand(
-        self, scope: Scope, handing: Handing, operations: Operations, conditions: Conditions
-    ) -> Receipt | None:
-        """Commit that, with what belongs to it; None, and nothing is written, where others stand in line or the lease has ended."""
-        self._promised.add(handing.key)
-        try:
-            receipt = await scope.commit((*operations, *handing.operations), (*conditions, *handing.conditions))
-        except Conflict as conflict:
-            self._want()
-            if conflict.condition != "empty" and conflict.key != handing.lease.key:
-                raise
-            return None
-        except BaseException:
-            self._unsure = True  # it may be under the lease
-            self._want()
-            raise
-        finally:
-            self._promised.discard(handing.key)
-        if self.lease is handing.lease:
-            self._ahead.append(Entry(handing.key, handing.value, receipt.version, scope.actor, receipt.at, receipt.at))
+    def arrive(self, lease: Lease, entry: Entry) -> None:
+        """It was handed over (`handing.py`), and is the next; where the lease is lost, it is any dead consumer's."""
+        if self.lease is lease:
+            self._ahead.append(entry)
             self._deliver()
             if self._ahead:
                 self._want()
-        return receipt
+
+    def doubt(self) -> None:
+        """Something may be under the lease that nobody knows of."""
+        self._unsure = True
+        self._want()
 
     @property
     def pending(self) -> int:
         """How many are here, or about to come, and have not begun."""
-        return len(self._ahead) + len(self._promised) + sum(each is None for each in self.held.values())
+        return len(self._ahead) + len(self.promised) + sum(each is None for each in self.held.values())
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """How many more can begin at once."""
-        if self.rooms:
-            return sum(max(0, room()) for room in self.rooms)
-        return sum(not reply.done() for reply in self._waiting) - len(self._ahead) - len(self._promised)
+        if self._closed or self.lease is None or self.lease.lost.is_set():
+            return 0
+        return sum(max(0, room()) for room in self.rooms)
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -468,8 +422,7 @@ class Receiver:
         if looked:
             await self._look(lease)
         waiting = sum(not reply.done() for reply in self._waiting)
-        wanted = waiting + self.prefetch
-        wanted = min(wanted, self._room) if self.rooms else wanted - len(self._ahead)
+        wanted = min(waiting + self.prefetch, self.room if self.rooms else waiting + self.prefetch - len(self._ahead))
         asked = min(max(1, wanted), TAKE_MAX // 2)
         taken = await self._take(lease, asked)
         if taken < asked and self._watch is None and not looked:
@@ -491,7 +444,7 @@ class Receiver:
                 operations.append(self._promoting(pp, now, n))
                 room -= n
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
-        take = Take(ready_prefix(self.name), self._place(lease), asked, None, *counters)
+        take = Take(ready_prefix(self.name), self.place(lease), asked, None, *counters)
         receipt = await self._commit((*operations, take), (Present(lease.key),))
         taken = self._keep(receipt)
         if operations:
@@ -518,7 +471,7 @@ class Receiver:
             depth_key(self.name, "ready"),
         )
 
-    def _place(self, lease: Lease) -> str:
+    def place(self, lease: Lease) -> str:
         """Where messages are taken to."""
         return self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
 
@@ -531,7 +484,7 @@ class Receiver:
     async def _adopt(self, lease: Lease) -> None:
         """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""
         await self._commit((), (Present(lease.key),))  # which comes after what is under way
-        known = self.held.keys() | self.left | self._promised | {each.key for each in self._ahead}
+        known = self.held.keys() | self.left | self.promised | {each.key for each in self._ahead}
         for prefix in (self._prefix(lease), self._ahead_prefix(lease)):
             page = await self.scope.engine.scan(self.scope.space, prefix, limit=SCAN_MAX)
             self._ahead.extend(entry for entry in page.entries if entry.key not in known)

@@ -213,7 +213,8 @@ class Worker:
     async def _wind_up(self) -> None:
         self._fresh.clear()
         for queue in self._queues.values():
-            queue.close_room(self._room)
+            if (served := queue.served) is not None:
+                served.rooms.discard(self._room)
         for run in self._runs.values():
             run.stop()
         self._service.stop()
@@ -270,8 +271,7 @@ class Worker:
             while self._free <= 0:  # what waits is for others, as long as there is no room here
                 self._freed.clear()
                 await self._freed.wait()
-            queue.make_room(self._room)
-            queue.take_ahead(AHEAD_MAX if self.concurrency > 1 else 0)
+            queue.take_ahead(AHEAD_MAX if self.concurrency > 1 else 0, self._room)
             try:
                 message = await queue.take(wait=None)
             except Error as exc:
@@ -319,7 +319,9 @@ class Worker:
 
     def _room(self) -> int:
         """For how many there is room that have not come yet."""
-        return 0 if self._stopping.is_set() else self._free - sum(queue.pending for queue in self._queues.values())
+        if self._stopping.is_set():
+            return 0
+        return self._free - sum(served.pending for queue in self._queues.values() if (served := queue.served))
 
     async def _has_room(self) -> bool:
         """Whether there is room. If what came by another queue has filled it, that may be over soon; others wait for the message, too."""
