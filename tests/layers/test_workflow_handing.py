@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, Unavailable, workflow
-from holdfast.engine import Batch, ChangeSet, Engine, Entry, Put, Receipt, cursor_at
+from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Put, Receipt, cursor_at
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.workflows.entries import meta_key
@@ -61,7 +61,9 @@ class Beside(Wrapper):
         self.first: Callable[[], Awaitable[object]] | None = None
         self.then: Callable[[], Awaitable[object]] | None = None
         self.slow: asyncio.Event | None = None
-        """What starts of others than x wait for before they are answered."""
+        """What starts wait for before they are answered."""
+        self.started = 0
+        self.scanned: list[str] = []
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
         self.read += keys
@@ -76,8 +78,14 @@ class Beside(Wrapper):
             then, self.then = self.then, None
             await then()
         if self.slow is not None and any(isinstance(op, Put) and op.key.startswith(META) for op in batch.operations):
+            self.started += 1
             await self.slow.wait()
         return receipt
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        page = await super().scan(space, prefix, **options)
+        self.scanned.append(prefix)
+        return page
 
 
 @asynccontextmanager
@@ -158,9 +166,16 @@ async def test_what_is_being_handed_over_is_not_taken_for_left_behind(boss: Spac
         async with space.workflows.worker([counts]):
             await asyncio.sleep(0.05)
             starts = [asyncio.ensure_future(space.workflows.start(counts, n, id=f"e{n}")) for n in range(8)]
-            await asyncio.sleep(0.05)
+
+            async def all_are_written() -> bool:
+                return engine.started == 8
+
+            async def was_looked() -> bool:
+                return any(prefix.startswith("reserved/workflows.counts/") for prefix in engine.scanned)
+
+            await until(all_are_written)
             starts[0].cancel()
-            await asyncio.sleep(0.05)
+            await until(was_looked)
             answers.set()
             for n, handle in enumerate(await asyncio.gather(*starts[1:]), 1):
                 assert await soon(handle.result()) == n

@@ -186,7 +186,7 @@ class Run:
 
     def may_take(self, name: str) -> bool:
         """Whether a signal is there for who begins to wait for one now: nobody who waits, or waited before, comes first."""
-        return self.mail.has(name) and not self.turns.are_absent(name) and not self._before(name, sys.maxsize)
+        return self.mail.has(name) and not self._before(name, sys.maxsize)
 
     def _before(self, name: str, turn: int) -> int:
         """How many others come first."""

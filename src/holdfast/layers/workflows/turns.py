@@ -46,10 +46,6 @@ class Turns:
         """How many come before this one, and are not there yet."""
         return sum(other < turn and wait[0] == name for other, wait in self._absent.items()) if self._absent else 0
 
-    def are_absent(self, name: str) -> bool:
-        """Whether the code has not come to all waits for this."""
-        return any(wait[0] == name for wait in self._absent.values())
-
     def forget(self, *branches: str) -> bool:
         """The code does not come there any more: these branches are over, or, with none, nothing goes on. Whether that was news."""
         gone = [
