@@ -171,11 +171,17 @@ async def test_what_is_being_handed_over_is_not_taken_for_left_behind(boss: Spac
                 return engine.started == 8
 
             async def was_looked() -> bool:
-                return any(prefix.startswith("reserved/workflows.counts/") for prefix in engine.scanned)
+                return any(
+                    prefix.startswith("reserved/workflows.counts/") and "~" in prefix for prefix in engine.scanned
+                )
+
+            async def one_has_run() -> bool:
+                return counted["e0"] > 0
 
             await until(all_are_written)
             starts[0].cancel()
             await until(was_looked)
+            await until(one_has_run)  # the one whose start was cancelled; others that were found would have as well
             answers.set()
             for n, handle in enumerate(await asyncio.gather(*starts[1:]), 1):
                 assert await soon(handle.result()) == n
