@@ -45,9 +45,9 @@ class Redaction:
         self._judged: dict[str, bool] = {}
         self._words = SECRET_WORDS | {_words(field) for field in self.fields}
         self._patterns = [re.compile(translate(pattern)) for pattern in sorted(self.keys)]
-        # Most names contain the beginning of no secret word; one search tells.
+        # Most names contain the beginning of no secret word; one search tells. In lower case: to ignore it takes five times as long.
         beginnings = {re.escape(word.split("_")[0]) for word in self._words}
-        self._suspect = re.compile("|".join(sorted(beginnings)), re.IGNORECASE)
+        self._suspects = re.compile("|".join(sorted(beginnings))).search
 
     def is_secret_field(self, name: str) -> bool:
         known = self._judged.get(name)
@@ -58,7 +58,7 @@ class Redaction:
         return known
 
     def _judge(self, name: str) -> bool:
-        if self._suspect.search(name) is None:
+        if self._suspects(name.lower()) is None:
             return False
         words = _words(name).split("_")
         return any(
@@ -70,7 +70,7 @@ class Redaction:
     def is_secret_key(self, key: str) -> bool:
         if any(pattern.match(key) for pattern in self._patterns):
             return True
-        return self._suspect.search(key) is not None and any(map(self.is_secret_field, key.split("/")))
+        return self._suspects(key.lower()) is not None and any(map(self.is_secret_field, key.split("/")))
 
     def value(self, key: str, value: Any) -> Any:
         """A record's value as it may be shown."""
