@@ -21,7 +21,8 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   7. write: the feed's row, the entries, the request ids, and by how much the usage has changed; every now and then those
      changes are summed up
 
-Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
+Arrays are walked by their subscripts: `unnest` of eight makes eight lists first. One that would be empty is NULL, because all
+that are given are unpacked. Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
 """
 # ruff: noqa: S608 - nothing of what is put together here comes from outside
@@ -63,7 +64,7 @@ _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
 _GUESSED_ONE: Final = "_absent OR _blind"
 _WRONG_ONE: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"
-_GUESSED_MANY: Final = "cardinality(_absent) > 0 OR _blind > 0"
+_GUESSED_MANY: Final = "_absent IS NOT NULL OR _blind > 0"
 _OF_THESE: Final = "unnest({}) AS these (one) CROSS JOIN LATERAL (SELECT tag FROM entries WHERE space = _space AND key = one LIMIT 1) AS e"
 """What there is under some keys, looked up one by one: for `key = ANY (…)` the planner may read the whole space instead."""
 _WRONG_MANY: Final = f"""
@@ -239,30 +240,31 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             WHERE (fact.version IS NULL) <> (e.version IS NULL) OR fact.owner <> e.owner OR fact.tag <> e.tag
                 OR fact.size <> e.size OR fact.created_at <> e.created_at OR (fact.exact AND (
                     fact.version <> e.version OR fact.expires_at IS DISTINCT FROM e.expires_at));
-    ELSIF cardinality(_absent) > 0 THEN
+    ELSIF _absent IS NOT NULL THEN
         PERFORM FROM {_OF_THESE.format("_absent")};
     END IF;
-    IF (_unsure OR cardinality(_absent) > 0) AND found THEN
+    IF (_unsure OR _absent IS NOT NULL) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
             FROM present(_space, {_LOOKED_AT}) AS e;
         RETURN;
     END IF;
     IF _blind > 0 THEN
-        SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
-               array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
-               array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes, count(version) AS replaced
-            INTO _held FROM (
-                SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
-                    SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
-                           (-octet_length(key) - octet_length(value))::int8 AS less_bytes
-                    FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
-                ORDER BY new.at) AS replaced;  -- where nothing is, all but the key is NULL
-        IF NOT _held.good THEN
-            RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-                FROM present(_space, {_LOOKED_AT}) AS e;
-            RETURN;
-        END IF;
-        IF _held.replaced > 0 THEN
+        PERFORM FROM {_OF_THESE.format("_keys[:_blind]")};
+        IF found THEN
+            SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
+                   array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
+                   array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
+                INTO _held FROM (
+                    SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
+                        SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
+                               (-octet_length(key) - octet_length(value))::int8 AS less_bytes
+                        FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
+                    ORDER BY new.at) AS replaced;  -- where nothing is, all but the key is NULL
+            IF NOT _held.good THEN
+                RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
+                    FROM present(_space, {_LOOKED_AT}) AS e;
+                RETURN;
+            END IF;
             _kept := _held.created;
             _gone_keys := _gone_keys || _keys[:_blind];
             _gone := _gone || _held.versions;
@@ -272,7 +274,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             _more_bytes := _more_bytes || _held.less_bytes;
         END IF;
     END IF;
-    IF cardinality(_ids) > 0 THEN
+    IF _ids IS NOT NULL THEN
         PERFORM FROM unnest(_actors, _ids) AS asked (actor, id) CROSS JOIN LATERAL (
             SELECT FROM requests WHERE space = _space AND actor = asked.actor AND id = asked.id LIMIT 1) AS known;
         IF found THEN
@@ -285,11 +287,11 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             new.kept, NULL::int8, NULL::int8, NULL::text
             FROM unnest(_keys[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
     END IF;
-    IF cardinality(_ids) > 0 THEN
+    IF _ids IS NOT NULL THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
     END IF;
-    IF cardinality(_gone_keys) = 0 THEN
+    IF _gone_keys IS NULL THEN
         NULL;
     ELSIF _unsure THEN
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
@@ -298,22 +300,27 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     ELSE
         -- Not a join: before the table has statistics, that may be planned as a walk through the whole space.
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
-            SELECT e.ctid FROM unnest(_gone_keys, _gone) AS old (key, version) CROSS JOIN LATERAL (
-                SELECT ctid FROM entries WHERE space = _space AND key = old.key AND version = old.version LIMIT 1) AS e));
+            SELECT e.ctid FROM generate_series(1, cardinality(_gone_keys)) AS at CROSS JOIN LATERAL (
+                SELECT ctid FROM entries WHERE space = _space AND key = _gone_keys[at] AND version = _gone[at] LIMIT 1) AS e));
     END IF;
-    IF cardinality(_keys) > 0 THEN
+    IF _keys IS NOT NULL THEN
         INSERT INTO entries
-            SELECT _space, key, CASE WHEN version > _revision THEN version + _shift ELSE version END, value, owner,
-                   coalesce(kept, CASE WHEN created = _now THEN time ELSE created END),
-                   CASE WHEN updated = _now THEN time ELSE updated END,
-                   CASE WHEN _moved THEN expires + _lag ELSE expires END, tag
-            FROM unnest(_keys, _versions, _values, _owners, _created, _updated, _expires, _tags, _kept)
-                AS new (key, version, value, owner, created, updated, expires, tag, kept);
+            SELECT _space, _keys[at], _versions[at] + CASE WHEN _versions[at] > _revision THEN _shift ELSE 0 END,
+                   _values[at], _owners[at],
+                   coalesce(_kept[at], CASE WHEN _created[at] = _now THEN time ELSE _created[at] END),
+                   CASE WHEN _updated[at] = _now THEN time ELSE _updated[at] END,
+                   CASE WHEN _moved THEN _expires[at] + _lag ELSE _expires[at] END, _tags[at]
+            FROM generate_series(1, cardinality(_keys)) AS at;
     END IF;
-    IF cardinality(_charged) > 0 THEN
-        INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
-            FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
-            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0{_ADDED};
+    IF _charged IS NOT NULL THEN
+        IF _kept IS NULL THEN
+            INSERT INTO usage SELECT _space, _charged[at], _subspaces[at], revision, _more_keys[at], _more_bytes[at], false
+                FROM generate_series(1, cardinality(_charged)) AS at{_ADDED};
+        ELSE
+            INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
+                FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
+                WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0{_ADDED};
+        END IF;
         IF random() * {SUMMED_EVERY} < 1 THEN
             PERFORM sum_up(_space, owner, subspace, revision) FROM (
                 SELECT DISTINCT owner, subspace FROM unnest(_charged, _subspaces) AS amount (owner, subspace)) AS charged

@@ -109,7 +109,6 @@ _unpack_int8 = struct.Struct(">q").unpack
 _pack_int4 = struct.Struct(">i").pack
 _pack_array = struct.Struct(">iiIii").pack
 _BOOL, _BYTEA, _INT8, _TEXT = 16, 17, 20, 25
-_EMPTY: Final = {oid: struct.pack(">iiI", 0, 0, oid) for oid in (_BOOL, _BYTEA, _INT8, _TEXT)}
 _NULL: Final = b"\xff\xff\xff\xff"
 _EIGHT: Final = b"\0\0\0\x08"
 
@@ -131,28 +130,31 @@ def text(value: str | None) -> Value:
     return None if value is None else value.encode()
 
 
-def int8_array(numbers: Sequence[int | None]) -> bytes:
+# An array without elements is sent as NULL: a function unpacks each array it is given, used or not.
+
+
+def int8_array(numbers: Sequence[int | None]) -> Value:
     if not numbers:
-        return _EMPTY[_INT8]
+        return None
     parts = [_NULL if number is None else _EIGHT + _pack_int8(number) for number in numbers]
     return _pack_array(1, 1, _INT8, len(parts), 1) + b"".join(parts)
 
 
-def text_array(values: Sequence[str | None]) -> bytes:
+def text_array(values: Sequence[str | None]) -> Value:
     return _array(_TEXT, [None if value is None else value.encode() for value in values])
 
 
-def bool_array(values: Sequence[bool]) -> bytes:
+def bool_array(values: Sequence[bool]) -> Value:
     return _array(_BOOL, [TRUE if value else FALSE for value in values])
 
 
-def bytea_array(values: Sequence[bytes]) -> bytes:
+def bytea_array(values: Sequence[bytes]) -> Value:
     return _array(_BYTEA, values)
 
 
-def _array(oid: int, values: Sequence[Value]) -> bytes:
+def _array(oid: int, values: Sequence[Value]) -> Value:
     if not values:
-        return _EMPTY[oid]
+        return None
     parts = [_pack_array(1, 1, oid, len(values), 1)]
     for value in values:
         if value is None:

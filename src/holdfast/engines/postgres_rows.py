@@ -214,8 +214,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         int8(group.last_id),
         int8(terms.writer),
         None if group.empty else _encode_commits(group.commits),
-        text_array(empty) if empty else None,
-        text_array([prefix_end(prefix) for prefix in empty]) if empty else None,
+        text_array(empty),
+        text_array([prefix_end(prefix) for prefix in empty]),
     )
     usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
     asked = [] if group.empty else list(group.asked)
@@ -288,7 +288,7 @@ def _fact(state: SpaceState, uses: Uses | None, key: str) -> tuple[Value, ...]:
     return (exact, int8(old.version), int8(old.expires_at), *outlines)
 
 
-def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[bytes, ...]:
+def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[Value, ...]:
     if not keys:
         return _NO_FACTS
     old = [state.known(key) for key in keys]
@@ -304,13 +304,11 @@ def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[b
     )
 
 
-_NO_FACTS: Final = (
-    *(text_array([]), bool_array([]), int8_array([]), int8_array([]), int8_array([])),
-    *(text_array([]), text_array([]), int8_array([])),
-)
+_NO_FACTS: Final = (None,) * 8
+_NO_REQUESTS: Final = (None,) * 3
 
 
-def _entry_arrays(entries: Sequence[Entry]) -> tuple[bytes, ...]:
+def _entry_arrays(entries: Sequence[Entry]) -> tuple[Value, ...]:
     return (
         text_array([entry.key for entry in entries]),
         int8_array([entry.version for entry in entries]),
@@ -323,7 +321,7 @@ def _entry_arrays(entries: Sequence[Entry]) -> tuple[bytes, ...]:
     )
 
 
-def _usage_arrays(usage: Sequence[tuple[tuple[str, str], list[int]]]) -> tuple[bytes, ...]:
+def _usage_arrays(usage: Sequence[tuple[tuple[str, str], list[int]]]) -> tuple[Value, ...]:
     return (
         text_array([owner for (owner, _), _ in usage]),
         text_array([subspace for (_, subspace), _ in usage]),
@@ -341,7 +339,6 @@ def load_call(
     revision: int,
 ) -> Call:
     """The call that writes entries as they are given, with the lock held: a group without commits."""
-    no_texts, no_numbers = text_array([]), int8_array([])
     return WRITE_GROUP, (
         int4(locks),
         int4(state.id or 0),
@@ -358,10 +355,10 @@ def load_call(
         int8(0),
         NOTHING,
         *(None, None),
-        *(no_texts, int4(0), no_texts, bool_array([]), *(no_numbers,) * 3, no_texts, no_texts, no_numbers),
+        *(None, int4(0), *_NO_FACTS),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
         *_entry_arrays(entries),
-        *(no_texts, no_texts, no_numbers),
+        *_NO_REQUESTS,
         *_usage_arrays([(where, amount) for where, amount in usage.items() if amount[0] or amount[1]]),
     )
