@@ -100,7 +100,7 @@ class Errands:
             told = await self.heard(run, told)
             started_at = record.started_at or 0
             if told.ok:
-                if await _is_stale(run, told):
+                if await _is_stale(run, task.path, told):
                     record = msgspec.structs.replace(record, status="retrying", away=None)  # what it read has changed
                     journal.stage([Delete(letter.key), journal.record(task.path, record)])
                     continue
@@ -158,16 +158,16 @@ class Errands:
         return await run.result(record)
 
 
-async def _is_stale(run: Run, told: Told) -> bool:
-    """Whether something it read and then set was changed meanwhile: as this run knows it, or as the store does, which may have
-    what the code has not come to yet. What was written to an earlier version of the state is."""
+async def _is_stale(run: Run, path: str, told: Told) -> bool:
+    """Whether something it read and then set was changed meanwhile: as this run knows it, or as the store does. What was written to
+    an earlier version of the state is."""
     if told.writes and told.state != run.journal.version:
         return True
     if not told.seen:
         return False
     found = await run.scope.engine.get(run.scope.space, [data_prefix(run.meta.id) + key for key in told.seen])
     return any(
-        digest(run.journal.view, key) != seen or version != (0 if entry is None else entry.version)
+        digest(run.journal.view, key, path) != seen or version != (0 if entry is None else entry.version)
         for (key, (seen, version)), entry in zip(told.seen.items(), found, strict=True)
     )
 
@@ -293,9 +293,9 @@ def _is_final(error: BaseException) -> bool:
     return isinstance(error, InvalidInput)
 
 
-def digest(view: View, key: str) -> str:
+def digest(view: View, key: str, beside: str | None = None) -> str:
     """What a key of the state is, told apart from whatever else it could be."""
-    cell = view.cell(key)
+    cell = view.cell(key, beside)
     return "" if cell is None else hashlib.sha256(encode([cell.kind, cell.read()])).hexdigest()
 
 

@@ -52,7 +52,7 @@ class Branch:
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
-        self.buffer = Buffer(journal.view)
+        self.buffer = Buffer(journal.view, path if is_step else None)
         self.body = 0 if is_step else journal.past.body(path)
         """How many writes its own code has made; those of a step are the step's, and not counted."""
         self.echoes = False

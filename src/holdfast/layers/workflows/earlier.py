@@ -28,7 +28,7 @@ class Earlier:
         self._migrate = migrate
         self._written = written
         """What the migration wrote to the store; it tells what is kept as a list or set there."""
-        self._stamp = -1
+        self._seen: tuple[int, str | None] = -1, None
         self._cells: dict[str, Cell] = {}
 
     @property
@@ -36,18 +36,18 @@ class Earlier:
         """Another one whenever something below has changed."""
         return self.below.stamp
 
-    def keys(self) -> Iterable[str]:
-        return self._state().keys()
+    def keys(self, beside: str | None) -> Iterable[str]:
+        return self._state(beside).keys()
 
-    def cell(self, key: str) -> Cell | None:
-        """A key as the later version finds it."""
-        return self._state().get(key)
+    def cell(self, key: str, beside: str | None) -> Cell | None:
+        """A key as the later version finds it; `beside` a step, with what the code has not come to."""
+        return self._state(beside).get(key)
 
-    def _state(self) -> dict[str, Cell]:
-        if self._stamp != self.stamp:
-            self._stamp, data = self.stamp, self.below.state()
+    def _state(self, beside: str | None) -> dict[str, Cell]:
+        if self._seen != (self.stamp, beside):
+            self._seen, data = (self.stamp, beside), self.below.state(beside)
             try:
-                self._cells = {key: self._made(key, value) for key, value in self._migrate(data).items()}
+                self._cells = {key: self._made(key, value, beside) for key, value in self._migrate(data).items()}
             except MigrationFailed as exc:
                 raise NonDeterminism(
                     f"the state of before, which the code comes to again, cannot be shown in its present version: {exc}",
@@ -56,11 +56,11 @@ class Earlier:
                 ) from exc
         return self._cells
 
-    def _made(self, key: str, value: Any) -> Cell:
+    def _made(self, key: str, value: Any, beside: str | None) -> Cell:
         if (write := self._written.get(key)) is not None:
             kind = write[0]
         else:
-            before = self.below.cell(key)
+            before = self.below.cell(key, beside)
             kind = SET if before is None else before.kind
         cell = Cell()
         cell.kind = kind if isinstance(value, list) and kind in (APPEND, JOIN) else SET

@@ -141,13 +141,15 @@ class Journal:
             for key, write in event.writes.items():
                 view.apply(key, write, number)
             return
+        if event.body:
+            carried = Carried(event.body, number, event.path, event.body_writes)
+            self._carried.setdefault(event.branch, []).append(carried)
+            view.expect(event.branch, event.body_writes, number)
         if event.event == FORKED:  # what the code sees after the last step that was taken over
             self._written.setdefault(event.branch, []).append((view, number, event.writes))
         if event.writes:
             self._written.setdefault(event.path, []).append((view, number, event.writes))
-        if event.body:
-            carried = Carried(event.body, number, event.path, event.body_writes)
-            self._carried.setdefault(event.branch, []).append(carried)
+            view.expect(event.path, event.writes, number)
 
     def migrated(self, event: LogEvent, version: str, upgrade: Upgrade) -> None:
         """From here on the state is of another version; what comes before is shown in that."""
@@ -167,8 +169,12 @@ class Journal:
 
     def _take_back(self, cut: Cut) -> None:
         for path in cut.dropped:
-            self._written.pop(path, None)
+            for view, _, writes in self._written.pop(path, ()):
+                view.came_to(writes)
         for branch, carried in self._carried.items():
+            for each in carried:
+                if cut.takes_writes(branch, each.path, each.upto):
+                    self.view.came_to(each.writes)
             self._carried[branch] = [each for each in carried if not cut.takes_writes(branch, each.path, each.upto)]
 
     def _remember(self, path: str, record: StepRecord) -> None:
@@ -182,14 +188,16 @@ class Journal:
         """The record of a step that the code has come to; what it wrote is in the state from here on."""
         if self._written and (writes := self._written.pop(path, None)) is not None:
             for view, number, written in writes:
-                for key, write in written.items():
-                    view.apply(key, write, number)
+                view.replay(written, number)
         return self.records.get(path)
 
     def carried(self, branch: str, ordinal: int) -> int | None:
         """The number of a write that a branch's own code makes again; None if it was not committed."""
         for each in self._carried.get(branch, ()):
             if each.upto >= ordinal:
+                self.view.came_to(
+                    each.writes
+                )  # with the first of them; the others follow at once, or are seen to change it
                 return each.number
         return None
 

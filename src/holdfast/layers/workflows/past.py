@@ -91,8 +91,7 @@ class Past:
 
 
 def _apply(tail: Tail) -> None:
-    for key, write in tail.carried.writes.items():
-        tail.view.apply(key, write, tail.carried.number)
+    tail.view.replay(tail.carried.writes, tail.carried.number)
     tail.carried.writes.clear()  # once
 
 

@@ -11,6 +11,9 @@ When an execution is resumed, its code runs again from the beginning and must se
 says a step wrote is applied when the code comes to that step; the code's own writes are applied as it makes them. Each write
 has the number it has in the log, and of two the later one counts, in whatever order branches come to theirs.
 
+A step that was not done before runs now, and must not miss what another branch wrote before the crash and has not come to again. So
+steps see that too (`beside`), all but what was written by steps of their own, to which their code comes as any other does.
+
 In the store a key is `journal/data/<id>/<key>`; a list or set has the tag `list` or `set` there, the value is the name of
 its present generation, and what was added by one commit is one chunk under `journal/items/`.
 """
@@ -81,6 +84,32 @@ class Cell:
         members = {encode(member): None for _, chunk in self.chunks for member in chunk}
         return [decode(member) for member in sorted(members)]
 
+    def apply(self, write: Write, number: int, *, over: bool) -> None:
+        """Do what a write says. `over`: there may be something of an earlier version that it adds to."""
+        kind, payload = write
+        if not self.kind and not self.number and kind not in (SET, DELETE):
+            self.over = over
+        if kind == ADD:
+            if self.kind != SET:
+                self.kind, self.value, self.added = SET, b"0", []
+            self.added.append((number, payload))
+        elif kind in (APPEND, JOIN):
+            if self.kind != kind:
+                if self.kind:
+                    self.number = number  # of one that was absent, parts that were added before may still come
+                self.kind, self.chunks = kind, []
+            insort(self.chunks, (number, payload), key=lambda chunk: chunk[0])
+        else:
+            self.kind, self.value = (SET, encode(payload)) if kind == SET else ("", b"")
+            self.over = False
+            self.number, self.added = number, [each for each in self.added if each[0] > number]
+
+    def copy(self) -> Cell:
+        found = Cell()
+        found.kind, found.over, found.number, found.changes = self.kind, self.over, self.number, self.changes
+        found.value, found.added, found.chunks = self.value, [*self.added], [*self.chunks]
+        return found
+
 
 class View:
     """The state of one execution, as its code sees it."""
@@ -97,6 +126,9 @@ class View:
         """The number of the last write of the log: what comes after is not replayed, and comes in order."""
         self.earlier: Earlier | None = None
         """What it began with, where the state is of a later version than it was."""
+        self._ahead: dict[str, dict[int, tuple[int, str, Write]]] = {}
+        """By key: what the log says was written, by whom, and the code has not come to. The writes of one event are known by their
+        dictionary."""
         self._applied = 0
 
     @property
@@ -108,54 +140,81 @@ class View:
         self.number += 1
         return self.number
 
-    def cell(self, key: str) -> Cell | None:
-        """What is under a key, or None."""
+    def cell(self, key: str, beside: str | None = None) -> Cell | None:
+        """What is under a key, or None; `beside` a step, with what the code has not come to."""
         cell = self.cells.get(key)
+        if beside is not None and key in self._ahead:
+            cell = self._with_ahead(cell, key, beside)
         if self.earlier is not None and (cell is None or cell.over):
-            below = self.earlier.cell(key)
+            below = self.earlier.cell(key, beside)
             return below if cell is None else cell if below is None else _added_to(below, cell)
         return None if cell is None or not cell.kind else cell
 
-    def keys(self) -> set[str]:
+    def keys(self, beside: str | None = None) -> set[str]:
         """Of everything that is there, and of what was."""
-        return {*self.cells, *(() if self.earlier is None else self.earlier.keys())}
+        ahead = () if beside is None else self._ahead
+        return {*self.cells, *ahead, *(() if self.earlier is None else self.earlier.keys(beside))}
 
-    def state(self) -> dict[str, Any]:
+    def state(self, beside: str | None = None) -> dict[str, Any]:
         """All of it."""
-        return {key: cell.read() for key in sorted(self.keys()) if (cell := self.cell(key)) is not None}
+        return {key: cell.read() for key in sorted(self.keys(beside)) if (cell := self.cell(key, beside)) is not None}
 
-    def changes(self, key: str) -> int:
+    def changes(self, key: str, beside: str | None = None) -> int:
+        """How often it was changed; for a step, what it sees before the code comes to it counts already."""
         cell = self.cells.get(key)
-        return 0 if cell is None else cell.changes
+        seen = 0 if beside is None or key not in self._ahead else len(self._ahead_of(key, beside))
+        return seen + (0 if cell is None else cell.changes)
+
+    # --- what the log tells, before the code comes to it ---
+
+    def expect(self, path: str, writes: dict[str, Write], number: int) -> None:
+        """The log says that these were written there."""
+        for key, write in writes.items():
+            self._ahead.setdefault(key, {})[id(writes)] = number, path, write
+
+    def came_to(self, writes: dict[str, Write]) -> None:
+        """The code has come to these, or they were taken back."""
+        for key in writes:
+            if key in self._ahead:
+                self._ahead[key].pop(id(writes), None)
+                if not self._ahead[key]:
+                    del self._ahead[key]
+
+    def replay(self, writes: dict[str, Write], number: int) -> None:
+        """The code has come to what these wrote."""
+        self.came_to(writes)
+        for key, write in writes.items():
+            self.apply(key, write, number)
+
+    def _ahead_of(self, key: str, beside: str) -> list[tuple[int, Write]]:
+        below = beside + "/"
+        return [
+            (number, write)
+            for number, path, write in self._ahead[key].values()
+            if path != beside and not path.startswith(below)
+        ]
+
+    def _with_ahead(self, cell: Cell | None, key: str, beside: str) -> Cell:
+        found = Cell() if cell is None else cell.copy()
+        for number, write in self._ahead_of(key, beside):
+            if number >= found.number:
+                found.apply(write, number, over=self.earlier is not None)
+        return found
+
+    # --- writing ---
 
     def apply(self, key: str, write: Write, number: int) -> None:
         """Do what a write says, if no later one has settled the matter."""
-        kind, payload = write
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = Cell()
+        cell.changes += 1
         if number < cell.number:
             return
-        cell.changes += 1
         self._applied += 1
-        if not cell.kind and not cell.number and kind not in (SET, DELETE):
-            cell.over = self.earlier is not None
-        if kind == ADD:
-            if cell.kind != SET:
-                cell.kind, cell.value, cell.added = SET, b"0", []
-            cell.added.append((number, payload))
-            if len(cell.added) > ADDED_MAX and number >= self.settled:
-                cell.value, cell.added = b"%d" % cell.read(), []
-        elif kind in (APPEND, JOIN):
-            if cell.kind != kind:
-                if cell.kind:
-                    cell.number = number  # of one that was absent, parts that were added before may still come
-                cell.kind, cell.chunks = kind, []
-            insort(cell.chunks, (number, payload), key=lambda chunk: chunk[0])
-        else:
-            cell.kind, cell.value = (SET, encode(payload)) if kind == SET else ("", b"")
-            cell.over = False
-            cell.number, cell.added = number, [each for each in cell.added if each[0] > number]
+        cell.apply(write, number, over=self.earlier is not None)
+        if len(cell.added) > ADDED_MAX and number >= self.settled:
+            cell.value, cell.added = b"%d" % cell.read(), []
 
     def operations(self, id: str, writes: dict[str, Write]) -> list[Operation]:
         """What the store is told, to be asked before the writes are applied here."""
@@ -192,10 +251,20 @@ def _added_to(below: Cell, cell: Cell) -> Cell:
 class Buffer:
     """What one step, or the code between steps, has read and written and not committed."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, beside: str | None = None) -> None:
         self.view = view
+        self.beside = beside
+        """Whose it is, if it is a step's."""
         self.writes: dict[str, Write] = {}
         self.read: dict[str, int] = {}
+
+    def cell(self, key: str) -> Cell | None:
+        """What is under the key without what was written here."""
+        return self.view.cell(key, self.beside)
+
+    def names(self) -> set[str]:
+        """Of everything that there is, or was."""
+        return {*self.view.keys(self.beside), *self.writes}
 
     def value(self, key: str) -> Any:
         """What this buffer's owner sees under the key; raises KeyError if that is nothing."""
@@ -204,8 +273,8 @@ class Buffer:
             if write[0] == DELETE:
                 raise KeyError(key)
             return decode(encode(write[1]))
-        cell = self.view.cell(key)
-        self.read.setdefault(key, self.view.changes(key))
+        cell = self.cell(key)
+        self.read.setdefault(key, self.view.changes(key, self.beside))
         if write is None:
             if cell is None:
                 raise KeyError(key)
@@ -238,7 +307,8 @@ class Buffer:
     def stale(self) -> str | None:
         """A key that was read and is set, and that another has set meanwhile."""
         for key, write in self.writes.items():
-            if write[0] in (SET, DELETE) and self.read.get(key, self.view.changes(key)) != self.view.changes(key):
+            now = self.view.changes(key, self.beside)
+            if write[0] in (SET, DELETE) and self.read.get(key, now) != now:
                 return key
         return None
 
@@ -299,7 +369,7 @@ class State:
         return True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(key for key in {*self._buffer.view.keys(), *self._buffer.writes} if key in self))
+        return iter(sorted(key for key in self._buffer.names() if key in self))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -365,7 +435,7 @@ class State:
         await self._flush()
 
     def _gather(self, key: str, kind: str, values: tuple[Any, ...]) -> None:
-        cell = self._buffer.view.cell(check_key(key))
+        cell = self._buffer.cell(check_key(key))
         write = self._buffer.writes.get(key)
         given: list[Any] = decode(encode(list(values)))
         if self._shape is not None:
