@@ -11,6 +11,7 @@ import pytest
 from holdfast import Context, Space, workflow
 from tests.layers.hosting import Hosts, soon
 from tests.layers.test_workflow_turns import waiting
+from tests.layers.tills import New, Old, renamed
 
 RUNS: list[str] = []
 
@@ -150,3 +151,30 @@ async def test_the_code_of_a_step_with_steps_comes_to_theirs_when_it_did(boss: S
         "what others wrote, and not its own"
     )
     assert done
+
+
+async def test_nor_is_one_lost_that_was_made_under_an_earlier_version_of_the_state(boss: Space, hosts: Hosts) -> None:
+    async def earn(ctx: Context, key: str, n: int) -> None:
+        ctx.state[key] = ctx.state.get(key, 0) + n
+
+    def made(key: str, unit: int, **version: Any) -> Any:
+        @workflow(name="earning", **version)
+        async def earning(ctx: Context) -> int:
+            async def early() -> None:
+                await ctx.map("each", double, range(3))
+                await ctx.step("early", earn, key, 2 * unit)
+
+            await ctx.gather(early(), after_a_signal(ctx, earn, key, 3 * unit))
+            found: int = ctx.state[key]
+            return found
+
+        return earning
+
+    first = await hosts.start(made("n", 1, state=Old))
+    handle = await boss.workflows.start("earning")
+    await waiting(handle, ["signal"])
+    await first.stop()
+    await hosts.start(made("m", 10, state=New, state_version="1.1.0", state_migrations={"1.0.0": renamed}))
+    await handle.signal("go")
+    assert await soon(handle.result()) == 50
+    assert (await handle.state())["m"] == 50
