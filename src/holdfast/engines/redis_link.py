@@ -37,7 +37,7 @@ from holdfast.engines.redis_url import Address, RedisUrl
 from holdfast.errors import AuthenticationFailed, IncompatibleStore
 
 CONNECT_S: Final = 5.0
-REPLY_S: Final = 20.0
+REPLY_S: Final = 60.0
 """How long a server may be silent while an answer is awaited."""
 FACTS_S: Final = 60.0
 VERSION_MIN: Final = (6, 2)

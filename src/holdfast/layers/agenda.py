@@ -127,7 +127,7 @@ class Agenda:
     @property
     def is_outgrown(self) -> bool:
         """There were more than it has room for, and there is room now."""
-        return self.overfull and len(self._open) < OPEN_MAX // 2
+        return self.overfull and max(len(self._open), len(self._outbox)) < OPEN_MAX // 2
 
     def begin_anew(self, me: str, now: int) -> None:
         """Go on under another id, with the same picture: what the one before had claimed is free, as if it had died."""
@@ -174,6 +174,8 @@ class Agenda:
             peer = key[len(ORCHESTRATORS) :]
             if change.exists:
                 self._peers[peer] = _number(peer)
+                if self._claimed.get(peer):  # what it claimed was heard of before it was
+                    self._look_at.setdefault(peer, now + self._lease_ms)
             else:
                 self.gone(peer, now)
         elif key.startswith(OUTBOX) and self._publishes:

@@ -30,6 +30,7 @@ import msgspec
 
 from holdfast.codec import encode
 from holdfast.layers.contributions import Contribution, DocumentView
+from holdfast.layers.merging import is_number
 
 Kind: TypeAlias = Literal["resource-contention", "output-inconsistency", "deadline"]
 CONTRADICTIONS_MAX: Final = 1_000
@@ -121,7 +122,7 @@ def differing(field: str, *, tolerance: float, per: str | None = None) -> Detect
         numbers = [
             (each.section, value, _subject(None if per is None else _field(each.data, per)))
             for each in view.sections.values()
-            if _is_number(value := _field(each.data, field))
+            if is_number(value := _field(each.data, field))
         ]
         for (a, low, about), (b, high, same) in combinations(numbers, 2):
             if about == same and abs(low - high) > tolerance:
@@ -138,12 +139,12 @@ def contested(field: str, capacity: str) -> Detector:
         for each in view.sections.values():
             wanted = _field(each.data, field)
             for resource, amount in wanted.items() if isinstance(wanted, dict) else ():
-                if _is_number(amount) and amount > 0:
+                if is_number(amount) and amount > 0:
                     claims.setdefault(resource, {})[each.section] = amount
         there = _field(view.body, capacity)
         for resource, values in claims.items():
             limit = there.get(resource) if isinstance(there, dict) else None
-            over = sum(values.values()) > limit if _is_number(limit) else len(values) > 1
+            over = sum(values.values()) > limit if is_number(limit) else len(values) > 1
             if over:
                 yield Contradiction("resource-contention", "", resource, tuple(values), values)
 
@@ -186,10 +187,6 @@ def _subject(about: Any) -> str:
 
 def _begins(said: Any, words: tuple[str, ...]) -> bool:
     return isinstance(said, str) and said.strip().lower().startswith(words)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _instant(data: Any, field: str) -> datetime | None:

@@ -70,6 +70,8 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int
     at: datetime
     timed_out: bool = False
+    forced: bool = False
+    """Somebody asked to decide it with what is there."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ from holdfast.layers.correlation_entries import (
     CONTEXTS,
     LATE,
     MADE,
+    OUTBOX,
     SIGNALS,
     STATES,
     STATUSES,
@@ -106,6 +107,7 @@ class Correlation:
         self._scope = scope
         self._coordination = coordination
         self._key = STATES + corr_id
+        self._outbox = OUTBOX + corr_id
         self._signals = Sections(scope, SIGNALS, corr_id)
         self._known: tuple[State, int] | None = None
 
@@ -125,8 +127,16 @@ class Correlation:
         state = State(self.id, "collecting", new_id(), metadata)
         operations = Put(self._key, encode(state), tag=tag_of("collecting")), Put(due_key(state), encode(state.run))
         try:
-            receipt = await self._scope.commit(operations, (Absent(self._key),))
+            receipt = await self._scope.commit(operations, (Absent(self._key), Absent(self._outbox)))
         except Conflict as conflict:
+            if conflict.key == self._outbox:
+                raise Conflict(
+                    f"correlation {self.id!r} was decided before, and that decision has not been published yet; choose another id, "
+                    "or wait until it is",
+                    key=self._outbox,
+                    condition="absent",
+                    actual=conflict.actual,
+                ) from None
             if conflict.actual is None or conflict.key != self._key:
                 raise
             found = state_of(conflict.actual)

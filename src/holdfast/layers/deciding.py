@@ -28,6 +28,10 @@ from holdfast.layers.sections import SOLE, Sections
 from holdfast.layers.signals import signal_of
 
 ERROR_CHARS_MAX: Final = 500
+DECISION_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Two of them, and a state with its signals and its context, are one commit."""
+SIGNALS_BYTES_TOLD: Final = 1024 * 1024
+"""So much of signals is repeated in a decision of whatever size."""
 ENTRIES_MAX: Final = 1000
 """Sections looked at; no honest correlation has more than AGENTS_MAX."""
 
@@ -47,6 +51,8 @@ class Case:
     as_read: tuple[Condition, ...]
     """What holds as long as nobody has changed any of it."""
     forced: bool = False
+    size: int = 0
+    """The bytes of its signals."""
     broken: str | None = None
     """Why nobody should ask the strategy any more."""
 
@@ -84,17 +90,23 @@ async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
     if context is not None:
         as_read = [VersionIs(context.key, context.version)]
     found: list[tuple[int, str, dict[str, Any]]] = []
-    page = await scope.engine.scan(scope.space, sections.prefix, limit=ENTRIES_MAX)
-    for entry in page.entries:
-        keys.append(entry.key)
-        agent, _, instance = entry.key[len(sections.prefix) :].partition("/")
-        signal = signal_of(entry, state.run)
-        if instance == SOLE and signal is not None and state.expects(agent):
-            found.append((entry.version, agent, signal))
-            as_read.append(VersionIs(entry.key, entry.version))
+    size, after, more = 0, None, True
+    while more and (
+        after is None or len(found) < state.metadata.needed
+    ):  # an agent may have filled its sections with others
+        page = await scope.engine.scan(scope.space, sections.prefix, after=after, limit=ENTRIES_MAX)
+        for entry in page.entries:
+            keys.append(entry.key)
+            agent, _, instance = entry.key[len(sections.prefix) :].partition("/")
+            signal = signal_of(entry, state.run)
+            if instance == SOLE and signal is not None and state.expects(agent):
+                found.append((entry.version, agent, signal))
+                as_read.append(VersionIs(entry.key, entry.version))
+                size += len(entry.value)
+        after, more = (page.entries[-1].key, page.more) if page.entries else (after, False)
     signals = {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
     told = None if context is None else decode(context.value, dict)
-    return Case(state, signals, told, keys, tuple(as_read), forced)
+    return Case(state, signals, told, keys, tuple(as_read), forced, size)
 
 
 async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> Decision:
@@ -132,7 +144,7 @@ async def conclude(case: Case, merge: str, strategy: Strategy, version: str, sco
         details=details,
         merged={
             "corr_id": state.corr_id,
-            "source_signals": _sources(case) if merged.sources is None else dict(merged.sources),
+            "source_signals": _told_sources(case, merged),
             "merged_analysis": dict(merged.analysis),
             "metadata": {
                 "merged_at": as_datetime(now).isoformat(),
@@ -160,6 +172,16 @@ def _sources(case: Case) -> dict[str, Any]:
     return {agent: {name: signal[name] for name in told if name in signal} for agent, signal in case.signals.items()}
 
 
+def _told_sources(case: Case, merged: Merged) -> dict[str, Any]:
+    """As the strategy gave them, or each signal's; without the analyses where that is too much: the state has the signals."""
+    if merged.sources is not None:
+        return dict(merged.sources)
+    found = _sources(case)
+    if case.size <= SIGNALS_BYTES_TOLD or case.size + len(encode(merged.analysis)) <= DECISION_BYTES_MAX:
+        return found
+    return {agent: {name: value for name, value in told.items() if name != "analysis"} for agent, told in found.items()}
+
+
 def _failed(reason: str, error: str) -> Merged:
     return Merged({"action": "error", "reason": reason, "error": error[:ERROR_CHARS_MAX]})
 
@@ -167,9 +189,12 @@ def _failed(reason: str, error: str) -> Merged:
 def _checked(merged: Merged) -> Merged:
     """What can be kept; whatever cannot be JSON, or is no decision, is the strategy's error."""
     try:
-        decision, analysis, sources = decode(encode([merged.decision, merged.analysis, merged.sources]), list)
+        told = encode([merged.decision, merged.analysis, merged.sources])
     except Error as exc:
         raise InvalidInput(f"what the strategy gave cannot be stored: {exc}") from exc
+    if len(told) > DECISION_BYTES_MAX:
+        raise InvalidInput(f"a decision has at most {DECISION_BYTES_MAX:,} bytes, and this one has {len(told):,}")
+    decision, analysis, sources = decode(told, list)
     number(decision, "size", 0)
     number(decision, "confidence", 0.0)
     if not isinstance(decision.get("direction"), str | None):

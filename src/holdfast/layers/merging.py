@@ -218,18 +218,24 @@ def first(signals: Mapping[str, Signal], question: Question) -> Merged:
 def unanimous(signals: Mapping[str, Signal], question: Question) -> Merged:
     """`all`: what everybody wants, and otherwise that somebody looks at it."""
     analyses = {agent: dict(_analysis(signal)) for agent, signal in signals.items()}
-    actions = {str(analysis.get("action")) for analysis in analyses.values() if "action" in analysis}
-    agreed = len(actions) == 1 and all("action" in analysis for analysis in analyses.values()) and not question.missing
+    actions = {_action_in(analysis, "") for analysis in analyses.values()}
+    agreed = len(actions) == 1 and "" not in actions and not question.missing
     action = actions.pop() if agreed else "review"
     confidence = min((number(analysis, "confidence", 0.0) for analysis in analyses.values()), default=0.0)
     decision = _decision(action, _direction_of(signals, action), _size_of(signals, action), clamp(confidence))
     return Merged(decision, {**_told(decision), "analyses": analyses})
 
 
+def _action_in(analysis: Mapping[str, Any], default: str) -> str:
+    """What it wants to be done; what is no text counts as not said."""
+    action = analysis.get("action")
+    return action if isinstance(action, str) and action else default
+
+
 def _choose(signals: Mapping[str, Signal], agent: str | None) -> Merged:
     """One agent's word."""
     analysis = {} if agent is None else _analysis(signals[agent])
-    action = str(analysis.get("action", "monitor"))
+    action = _action_in(analysis, "monitor")
     confidence = clamp(number(analysis, "confidence", 0.0))
     decision = _decision(action, analysis.get("direction"), number(analysis, "size", 0), confidence)
     return Merged(decision, {**_told(decision), "chosen": agent})
@@ -303,7 +309,12 @@ def clamp(value: float) -> float:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold: nobody could reckon with it
+        return False
 
 
 def number(values: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -177,7 +177,6 @@ class Orchestrator:
         if not self._ended.is_set():
             raise InvalidInput("this orchestrator is running already; make another one")
         self._ended.clear()
-        self._stopping = False
         try:
             while not self._stopping:
                 try:
@@ -185,6 +184,7 @@ class Orchestrator:
                 except PASSING as exc:
                     await self._pause(exc)
         finally:
+            self._stopping = False  # not before: one may be stopped before it has begun
             self._ended.set()
 
     async def stop(self) -> None:
@@ -251,7 +251,7 @@ class Orchestrator:
         def is_over() -> bool:
             return self._stopping or term.lost or following.done() or agenda.is_outgrown
 
-        self._term = term
+        self._term, patient = term, True
         try:
             while not is_over():
                 term.news.clear()
@@ -262,13 +262,16 @@ class Orchestrator:
                     is_full = len(term.tasks) >= WORK_MAX  # then the next one to finish wakes this
                     term.sleeps_until = None if is_full else agenda.next_at()
                     await sleep_or(clock, term.sleeps_until, term.news)
+        except asyncio.CancelledError:
+            patient = False
+            raise
         finally:
             self._term = None
-            await self._wind_up(term)
+            await self._wind_up(term, patient)
 
-    async def _wind_up(self, term: Term) -> None:
+    async def _wind_up(self, term: Term, patient: bool) -> None:
         """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
-        if term.tasks and self._stopping and not term.lost:
+        if term.tasks and patient and not term.lost:
             await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
         for task in term.tasks:
             task.cancel()
@@ -280,8 +283,6 @@ class Orchestrator:
         """Read what is there, and give the cursor from which on the feed tells the rest."""
         found = await self._scope.engine.spaces(self._scope.space)
         cursor, now = cursor_at(found[0].revision if found else 0), self._scope.clock.now_ms()
-        async for entries in self._pages(ORCHESTRATORS):
-            agenda.load(entries, now)
         async for entries in self._pages(OPEN):
             keys = [STATES + entry.key[len(OPEN) :].partition("/")[2] for entry in entries]
             states = await self._scope.engine.get(self._scope.space, keys)
@@ -289,6 +290,9 @@ class Orchestrator:
         for prefix in (SIGNALLED, OUTBOX):
             async for entries in self._pages(prefix):
                 agenda.load(entries, now)
+        # Last: whoever has claimed something by now was there before it did, and is not taken for dead.
+        async for entries in self._pages(ORCHESTRATORS):
+            agenda.load(entries, now)
         return cursor
 
     async def _pages(self, prefix: str) -> AsyncIterator[list[Entry]]:
@@ -369,18 +373,19 @@ class Orchestrator:
                 work.tries += 1
                 retry_ms = min(retry_ms << min(work.tries, 16), PUBLISH_MS_MAX)
             term.agenda.release(work, now, now + retry_ms if retry_ms else 0)
-            if retry_ms or term.lost:
+            if retry_ms or term.lost or term.agenda.is_outgrown:
                 term.news.set()
             if term.unnoted and term.noting is None:  # also when a commit was refused that would have taken them out
                 term.noting = asyncio.ensure_future(self._note_soon(term))
 
     async def _decide(self, term: Term, work: ToDecide, seen: State, version: int, *, forced: bool = False) -> Decision:
+        forced = forced or (seen.claim is not None and seen.claim.forced)
         timed_out = not forced and not work.complete
         if self._at_once and not forced and not timed_out and seen.claim is None and seen.metadata.expected_agents:
             decision = await self._decide_at_once(term, seen, version)
             if decision is not None:
                 return decision
-        state, version = await self._claim(term, seen, version, timed_out=timed_out)
+        state, version = await self._claim(term, seen, version, timed_out=timed_out, forced=forced)
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
@@ -400,15 +405,19 @@ class Orchestrator:
                 raise
             return None
 
-    def _claimed(self, term: Term, state: State, *, timed_out: bool = False) -> State:
+    def _claimed(self, term: Term, state: State, *, timed_out: bool = False, forced: bool = False) -> State:
         now = as_datetime(self._scope.clock.now_ms())
-        attempt = 1 if state.claim is None else state.claim.attempt + 1
-        claim = Claim(term.id, attempt, now, timed_out)
+        # What one tries again, because the store was away, is no other attempt: those are counted for who dies of it.
+        before = state.claim
+        attempt = 1 if before is None else before.attempt + (before.orchestrator != term.id)
+        claim = Claim(term.id, attempt, now, timed_out, forced)
         return State(state.corr_id, "orchestrating", state.run, _updated(state, now), claim=claim)
 
-    async def _claim(self, term: Term, state: State, version: int, *, timed_out: bool) -> tuple[State, int]:
+    async def _claim(
+        self, term: Term, state: State, version: int, *, timed_out: bool, forced: bool
+    ) -> tuple[State, int]:
         """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
-        claimed = self._claimed(term, state, timed_out=timed_out)
+        claimed = self._claimed(term, state, timed_out=timed_out, forced=forced)
         put = _claiming(claimed)
         return claimed, (await self._commit(term, (put,), (VersionIs(put.key, version),))).version
 
@@ -450,11 +459,11 @@ class Orchestrator:
             raise
         self.decided += 1
         term.agenda.drop(state.corr_id, receipt.version)
+        for start in range(room, len(case.entries), OPERATIONS_MAX):
+            await term.scope.commit(tuple(map(Delete, case.entries[start : start + OPERATIONS_MAX])))
         if work is not None:
             work.decision = decision
             await self._do(term, work, partial(self._publish, term, work, receipt.version, term.id))
-        for start in range(room, len(case.entries), OPERATIONS_MAX):
-            await term.scope.commit(tuple(map(Delete, case.entries[start : start + OPERATIONS_MAX])))
         return decision
 
     async def _publish(self, term: Term, work: ToPublish, version: int, claimant: str | None) -> None:
@@ -469,7 +478,13 @@ class Orchestrator:
             put = Put(key, encode(work.decision), tag=term.id)
             version = (await self._commit(term, (put,), (VersionIs(key, version),))).version
         if self._on_decision is not None and work.decision.id not in self._told:
-            await called(self._on_decision, work.decision)
+            try:
+                await called(self._on_decision, work.decision)
+            except (LeaseLost, asyncio.CancelledError) as exc:  # of something of its own, unless this task is cancelled
+                task = asyncio.current_task()
+                if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise
+                raise RuntimeError(f"on_decision ended with {type(exc).__name__}: {exc}") from exc
             self._told[work.decision.id] = None
             if len(self._told) > REMEMBERED_MAX:
                 del self._told[next(iter(self._told))]
@@ -515,6 +530,8 @@ class Orchestrator:
             await self._note_all(term)
         finally:
             term.noting = None
+            if term.agenda.is_outgrown:
+                term.news.set()
 
     async def _note_now(self, term: Term) -> None:
         """Nobody else will."""

@@ -23,11 +23,23 @@ JUDGED_MAX: Final = 4096
 SECRET_WORDS: Final = frozenset(
     {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "token", "credential", "credentials", "cookie"}
     | {"authorization", "apikey", "api_key", "access_key", "private_key", "secret_key", "session_key", "signing_key"}
-    | {"encryption_key", "connection_string"}
+    | {
+        "encryption_key",
+        "connection_string",
+        "access_token",
+        "auth_token",
+        "refresh_token",
+        "bearer_token",
+        "api_token",
+    }
+    | {"session_token"}
 )
 NAME_CHARS_MAX: Final = 256
-"""How much of a name is looked at."""
-_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""A longer name with a suspicious beginning of a word in it is secret."""
+BEGINNING_CHARS: Final = 5
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
+_COUNTED: Final = "token"
+"""The one of the words whose plural is no secret: of those a model is billed by."""
 
 
 class Redaction:
@@ -43,11 +55,13 @@ class Redaction:
         self.fields |= set(fields)
         self.keys |= set(keys)
         self._judged: dict[str, bool] = {}
-        self._words = SECRET_WORDS | {_words(field) for field in self.fields}
+        self._words = {"".join(_words(word)) for word in SECRET_WORDS | self.fields} - {""}
+        self._endings = tuple({"".join(_words(word)) for word in SECRET_WORDS} - {"pwd"})
         self._patterns = [re.compile(translate(pattern)) for pattern in sorted(self.keys)]
         # Most names contain the beginning of no secret word; one search tells. In lower case: to ignore it takes five times as long.
-        beginnings = {re.escape(word.split("_")[0]) for word in self._words}
-        self._suspects = re.compile("|".join(sorted(beginnings))).search
+        names = {field.lower() for field in self.fields}  # also such as are no words
+        beginnings = {word[0][:BEGINNING_CHARS] for word in map(_words, SECRET_WORDS | self.fields) if word} | {"pass"}
+        self._suspects = re.compile("|".join(map(re.escape, sorted(beginnings | names)))).search
 
     def is_secret_field(self, name: str) -> bool:
         known = self._judged.get(name)
@@ -60,12 +74,14 @@ class Redaction:
     def _judge(self, name: str) -> bool:
         if self._suspects(name.lower()) is None:
             return False
-        words = _words(name).split("_")
-        return any(
-            "_".join(words[start:end]) in self._words
-            for start in range(len(words))
-            for end in range(start + 1, len(words) + 1)
-        )
+        if len(name) > NAME_CHARS_MAX or name in self.fields:
+            return True
+        words = _words(name)
+        runs = ("".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
+        return any(map(self._is_secret_word, runs)) or any(word.endswith(self._endings) for word in words)
+
+    def _is_secret_word(self, word: str) -> bool:
+        return word in self._words or (word[-1] == "s" and word[:-1] != _COUNTED and word[:-1] in self._words)
 
     def is_secret_key(self, key: str) -> bool:
         if any(pattern.match(key) for pattern in self._patterns):
@@ -84,12 +100,12 @@ class Redaction:
             return hidden(value)
         if kind is dict:
             return {
-                name: REDACTED if self.is_secret_field(name) else self._inside(item, depth + 1)
+                hidden(name): REDACTED if self.is_secret_field(name) else self._inside(item, depth + 1)
                 for name, item in value.items()
             }
         return [self._inside(item, depth + 1) for item in value] if kind is list else value
 
 
-def _words(name: str) -> str:
-    """`accessToken`, `access-token` and `ACCESS_TOKEN` are all `access_token`."""
-    return "_".join(word.lower() for word in _WORD.findall(name[:NAME_CHARS_MAX]))
+def _words(name: str) -> list[str]:
+    """`accessToken`, `access-token` and `ACCESS_TOKEN` are all `access` and `token`."""
+    return [word.lower() for word in _WORD.findall(name)]

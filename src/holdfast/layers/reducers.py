@@ -55,7 +55,11 @@ def reduced(body: Any, change: Any, reducers: Mapping[str, str], *, strict: bool
     for path, reducer in reducers.items():
         names = path.split(".")
         if (given := _at(change, names)) is not _MISSING:
-            body = _with(body, names, REDUCERS[reducer], given, path)
+            try:
+                body = _with(body, names, REDUCERS[reducer], given, path)
+            except InvalidInput:
+                if strict:
+                    raise  # otherwise it is left out, as what nobody declared
     return body
 
 
@@ -65,6 +69,10 @@ def _parts(change: Any, reducers: Mapping[str, str], path: str = "") -> Iterator
     within = path not in reducers and (not path or any(each.startswith(inner) for each in reducers))
     if isinstance(change, dict) and within:
         for name, value in change.items():
+            if not name or "." in name:
+                raise InvalidInput(
+                    f"{name!r:.60} is no name within a path; write {{'a': {{'b': 1}}}} for the path 'a.b'"
+                )
             yield from _parts(value, reducers, inner + name)
     else:
         yield path
@@ -93,7 +101,10 @@ def _sum(old: Any, new: Any, path: str) -> Any:
     for value in (new, 0 if old is _MISSING else old):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput(f"{path!r} is summed, and {value!r:.60} is no number")
-    return new if old is _MISSING else old + new
+    try:
+        return new if old is _MISSING else old + new
+    except OverflowError:
+        raise InvalidInput(f"{path!r} is summed, and a number is too large to be added to a fraction") from None
 
 
 def _max(old: Any, new: Any, path: str) -> Any:

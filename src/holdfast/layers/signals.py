@@ -106,4 +106,7 @@ def aware(value: Any, name: str) -> datetime:
         raise InvalidInput(f"{name} must be a time such as 2025-06-15T15:06:40+00:00, not {value!r:.60}") from None
     if at.tzinfo is None:
         raise InvalidInput(f"{name} {value!r:.60} names no time zone; write 2025-06-15T15:06:40+00:00")
-    return at.astimezone(UTC)
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{name} {value!r:.60} is beyond the years 1 to 9999") from None

@@ -63,6 +63,8 @@ class Following:
             return home
         while len(self.spaces) >= SPACES_MAX:
             await self.end(next(iter(self.spaces)))
+            if (home := self.spaces.get(space)) is not None or self._closed:  # another has begun it meanwhile
+                return home
         home = self.spaces[space] = Followed(space, found[0].revision, self._identity(found[0]))
         home.prefixes = self._watched
         home.passing = _passes(found[0])
@@ -111,6 +113,7 @@ class Following:
                     self._flush(home)
                     return
                 home.prefixes = READABLE
+                self._forget(home.space)  # what was kept of the rest would count as unchanged for ever
                 continue
             except Error as exc:
                 log.debug("the feed of space %s is cut: %s", home.space, exc)
