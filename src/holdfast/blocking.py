@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import store as _store
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.layers.audit import Audit as _Audit
 from holdfast.layers.blobs import Blobs as _Blobs
 from holdfast.layers.correlations import Correlation as _Correlation
@@ -62,10 +64,14 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-blocking", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process:  # the loop's thread is the parent's, and nobody would answer
+            work.close()
+            raise Unavailable("this store was opened before a fork; open it again in the child process")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -122,8 +128,10 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Blocking, *args: Any, **kwargs: Any) -> Any:
-        if original.__name__ == "transact":
+        if original.__name__ == "transact" and args:
             args = (_in_thread(self, args[0]), *args[1:])
+        elif original.__name__ == "transact" and "work" in kwargs:
+            kwargs["work"] = _in_thread(self, kwargs["work"])
         answer = original(self._inner, *args, **kwargs)
         return self._wrap(self._loop.run(answer) if inspect.iscoroutine(answer) else answer)
 
@@ -132,7 +140,15 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_thread(self: Blocking, work: Callable[[Any], T]) -> Callable[[Any], Coroutine[Any, Any, T]]:
     async def run(tx: Any) -> T:
-        return await asyncio.to_thread(work, self._wrap(tx))
+        answer = await asyncio.to_thread(work, self._wrap(tx))
+        if inspect.isawaitable(answer):
+            if inspect.iscoroutine(answer):
+                answer.close()
+            raise InvalidInput(
+                f"{getattr(work, '__qualname__', work)!r:.60} is asynchronous, and nothing of it was done: with a blocking store, "
+                "transact takes a plain function"
+            )
+        return answer
 
     return run
 
@@ -257,7 +273,7 @@ _KINDS: dict[type, type[Blocking]] = {
 
 
 @functools.wraps(_store.open, assigned=("__doc__",))
-def open(url: str, **options: Any) -> Store:
+def open(url: str | os.PathLike[str], **options: Any) -> Store:
     loop = _Loop()
     try:
         return Store(loop, loop.run(_store.open(url, **options).__aenter__()))

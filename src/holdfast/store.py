@@ -8,6 +8,7 @@ Opening starts the caretaker, closing stops it and finishes what was accepted.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 from functools import cached_property
@@ -61,7 +62,7 @@ class _Kept(Protocol):
 
 
 def open(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     clock: Clock | None = None,
     retention: Retention | None = None,
@@ -83,6 +84,7 @@ def open(
     """
     if durability is not None:
         check_durability(durability)
+    url = os.fspath(url) if isinstance(url, os.PathLike) else url
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
     return Store(

@@ -138,10 +138,10 @@ def test_text_is_utf8_whatever_the_locale(command: Cli) -> None:
     assert command("get", "grüße", env={**os.environ, "PYTHONIOENCODING": "ascii"}).out == "🌊\n"
 
 
-def on_a_terminal(*args: str) -> str:
+def on_a_terminal(*args: str, columns: int = 200) -> str:
     """What a command shows on a terminal."""
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     process = subprocess.Popen([COMMAND, *args], stdin=follower, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     shown = b""
@@ -168,6 +168,19 @@ def test_a_terminal_gets_tables_and_is_not_obeyed_by_values(command: Cli) -> Non
     assert "level" in on_a_terminal("doctor")
     assert "give a value" in on_a_terminal("set", "k")
     assert "entries" in on_a_terminal("copy", ".holdfast/store.db", "copy.db")
+
+
+def test_an_id_is_not_folded_on_a_narrow_terminal(command: Cli) -> None:
+    id = command("queue", "put", "orders", "a body that is long enough to need more than one line here").out.strip()
+    shown = on_a_terminal("queue", "peek", "orders", columns=60)
+    assert id in shown
+    assert len(shown.splitlines()) > 2, "what has no room is the body"
+
+
+def test_each_mistake_in_a_file_has_a_line(command: Cli, tmp_path: Path) -> None:
+    (tmp_path / "keeper.yaml").write_text("polices: {}\nlisten:\n  htp: 1\n")
+    told = command("serve", "--config", str(tmp_path / "keeper.yaml"), code=2).err.splitlines()
+    assert ["keeper.yaml:1:1" in told[0], "keeper.yaml:3:3" in told[1], len(told)] == [True, True, 2]
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

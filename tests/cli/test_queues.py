@@ -33,6 +33,7 @@ def test_a_message_is_put_reserved_and_acknowledged_with_its_result_by_separate_
     assert cli("queue", "ack", "orders", low, "--result", '"shipped"', "--to", "done", "--json").json == {"id": low}
     assert (depths(cli, "orders"), depths(cli, "done")) == ((0, 0, 0, 0), (1, 0, 0, 0))
     assert cli("queue", "peek", "done", "--json").json[0]["body"] == "shipped"
+    assert cli("queue", "peek", "done").out.endswith('\t"shipped"\n'), "JSON, and only once"
     told = cli("queue", "list", "--json").json
     assert [each["name"] for each in told] == ["done", "orders"]
     assert told[0]["has_pending"] is True

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast import AuditRecord, ManualClock, Redaction, Space, Store
+from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store
 from holdfast.codec import decode, encode
 from holdfast.engine import Batch, Delete, Put
 from holdfast.layers.audit import HEAD, LOG
@@ -228,3 +228,8 @@ async def test_following_goes_on_with_what_happens(space: Space) -> None:
     await asyncio.sleep(0)
     await space.records.set("k", 1)
     assert (await asyncio.wait_for(waiting, 10)).value == 1
+
+
+async def test_an_outcome_that_does_not_exist_is_refused(space: Space) -> None:
+    with pytest.raises(InvalidInput, match="committed, expired, denied"):
+        await all_records(space, outcome="commited")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Conflict, blocking
+from holdfast import Conflict, InvalidInput, Unavailable, blocking
 from holdfast.layers import audit, blobs, records
 from holdfast.space import Space
 from holdfast.store import Store
@@ -137,3 +138,38 @@ def test_tasks_and_pipelines_are_used_without_await(tmp_path: Path) -> None:
         pipeline = space.tasks.pipelines.start({"name": "n", "stages": stages})
         assert space.tasks.pipelines.advance() == 1
         assert pipeline.state().stages["a"].status == "running"
+
+
+def test_an_async_function_is_not_taken_for_a_transaction(tmp_path: Path) -> None:
+    async def work(tx: Any) -> None:
+        tx.set("cash", 900)
+
+    with blocking.open(tmp_path / "team.db") as store:
+        space = store.space("contoso")
+        for call in (lambda: space.transact(work), lambda: space.transact(work=work)):
+            with pytest.raises(InvalidInput, match="takes a plain function"):
+                call()
+        assert space.records.get("cash") is None
+        assert space.transact(work=lambda tx: tx.set("cash", 1)) is None
+        assert space.records.get("cash") == 1
+
+
+def test_a_store_that_was_opened_before_a_fork_refuses_to_work_in_the_child(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db")) as store:
+        records = store.space("contoso").records
+        records.set("cash", 1)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                records.get("cash")
+            except Unavailable as exc:
+                os.write(write, str(exc).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        told = os.read(read, 1000)
+        os.waitpid(child, 0)
+        os.close(read)
+        assert b"opened before a fork" in told
+        assert records.get("cash") == 1

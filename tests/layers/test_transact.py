@@ -155,3 +155,23 @@ async def test_a_record_written_in_a_transaction_is_no_list_in_it(space: Space) 
 
     with pytest.raises(InvalidInput, match="not as a list"):
         await space.transact(work)
+
+
+async def test_what_is_written_to_a_transaction_that_is_over_is_refused(space: Space) -> None:
+    kept: list[RecordTransaction] = []
+
+    async def work(tx: RecordTransaction) -> None:
+        kept.append(tx)
+        tx.set("paid", True)
+
+    await space.transact(work)
+    for late in (lambda: kept[0].set("noted", True), lambda: kept[0].delete("paid"), lambda: kept[0].increment("n")):
+        with pytest.raises(InvalidInput, match="is over"):
+            late()
+    assert await space.records.get_many(["paid", "noted", "n"]) == {"paid": True}
+
+
+async def test_a_function_that_is_not_async_is_refused(space: Space) -> None:
+    with pytest.raises(InvalidInput, match="takes an async function"):
+        await space.transact(lambda tx: tx.set("paid", True))  # type: ignore[arg-type, return-value]
+    assert not await space.records.exists("paid")

@@ -164,6 +164,12 @@ async def test_unchanged_code_replays_its_histories_without_doing_anything() -> 
         await assert_replays(buy, history)
 
 
+async def test_a_good_replay_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    await assert_replays(buy, await history_of(buy, signals=("approval",)))
+    await assert_replays(buy, await history_of(buy, until="approval"))
+    assert [record.getMessage() for record in caplog.records if "cannot" in record.getMessage()] == []
+
+
 async def test_a_step_that_was_renamed_is_named_with_the_recorded_one() -> None:
     @variant
     async def renamed(ctx: Context, order: Any) -> Any:

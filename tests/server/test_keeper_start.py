@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.clock import SystemClock
 from holdfast.identity import TOKEN
+from holdfast.layers.tokens import Tokens
 from holdfast.testing.servers.keeper import KeeperServer
 from tests.server.live import DEADLINE_S, clean_environment, command, run
 
@@ -67,6 +69,11 @@ def listening(pid: int) -> set[str]:
     return found
 
 
+async def tokens_of(path: Path) -> list[str]:
+    async with holdfast.open(str(path)) as store:
+        return [token.name for token in await Tokens(store.engine, SystemClock(), "test").list()]
+
+
 async def test_without_settings_it_serves_this_folder_to_this_machine_and_shows_its_token_once(
     default_ports: None, tmp_path: Path
 ) -> None:
@@ -86,6 +93,7 @@ async def test_without_settings_it_serves_this_folder_to_this_machine_and_shows_
         assert busy.out == ""
         assert f"cannot listen on 127.0.0.1:{BINARY}" in busy.err
         assert "another one running" in busy.err
+        assert not await tokens_of(elsewhere / ".holdfast" / "store.db"), "nobody has seen it: the next start shows one"
 
         taken = KeeperServer(tmp_path / "taken", f"resident:{home}/.holdfast/store.db")
         owned = run("serve", "--config", str(taken.config))

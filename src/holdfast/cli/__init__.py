@@ -44,9 +44,12 @@ def _leave(code: int) -> NoReturn:
 
 
 def _main(args: list[str]) -> int:
-    from holdfast.cli import output
+    try:
+        from holdfast.cli import output
 
-    output.prepare()
+        output.prepare()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     try:
         return _run(args)
     except KeyboardInterrupt:

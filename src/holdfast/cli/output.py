@@ -118,13 +118,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    headers = [Column(column, overflow="fold") for column in columns]
+    headers = [Column(column, overflow="fold", no_wrap=column in _WHOLE) for column in columns]
     drawn = Table(*headers, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         drawn.add_row(*(f"[{_COLOURS[cell]}]{cell}[/]" if cell in _COLOURS else escape(shown(cell)) for cell in row))
     Console().print(drawn)
 
 
+_WHOLE: Final = frozenset(
+    {"id", "tid", "since", "at", "ended", "created", "updated", "archived", "timeout", "version", "etag"}
+)
+"""Columns whose cells are not folded: they are to be copied, or compared."""
 _COLOURS: Final = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
 
@@ -136,15 +140,21 @@ def as_json(value: Any) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+class Json(str):
+    """Text that is JSON already."""
+
+
 def shown(text: str) -> str:
     """A name on a line of its own: as it is, or quoted as JSON when it could be taken for something else."""
+    if isinstance(text, Json):
+        return text
     return text if text.isprintable() and not text.startswith('"') else as_json(text)
 
 
 def brief(value: Any) -> str:
     """A value as part of a line: JSON, cut when it is long."""
     text = as_json(value)
-    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"
+    return Json(text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…")
 
 
 def moment(at: datetime | None) -> str | None:
@@ -179,7 +189,8 @@ def tell_error(exc: Exception, json: bool) -> int:
                 told["retry_after"] = exc.retry_after
             sys.stderr.write(as_json(told) + "\n")
         else:
-            sys.stderr.write("holdfast: " + for_people(message).replace("\n", " ") + "\n")
+            between = "\n  " if isinstance(exc, InvalidInput) else " "  # a line for each mistake in a file
+            sys.stderr.write("holdfast: " + for_people(message).replace("\n", between) + "\n")
         sys.stderr.flush()
     return exit_code
 

@@ -20,7 +20,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -142,6 +142,8 @@ class Audit:
 
         With `follow` it goes on with what happens from then on.
         """
+        if outcome is not None and outcome not in get_args(Outcome):
+            raise InvalidInput(f"an outcome is one of {', '.join(get_args(Outcome))}, not {outcome!r:.60}")
         upto = 0
         async for segment in self._segments():
             upto = segment.upto

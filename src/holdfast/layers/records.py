@@ -318,8 +318,12 @@ class Records:
         """Run a function that reads and writes through `tx`; all of it happens, or nothing. It may run several times."""
 
         async def run(transaction: Transaction) -> T:
-            tx = RecordTransaction(self, transaction)
-            answer = await work(tx)
+            pending = work(RecordTransaction(self, transaction))
+            if not isinstance(pending, Awaitable):
+                raise InvalidInput(
+                    "transact takes an async function, and was given one that is not; nothing was written"
+                )
+            answer = await pending
             transaction.operations = [
                 await admitted(self._scope, op) if isinstance(op, Put) else op for op in transaction.operations
             ]

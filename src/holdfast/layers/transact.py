@@ -39,6 +39,7 @@ class Transaction:
         self._read: dict[str, Entry | None] = {}
         self._written: dict[str, bytes | None] = {}
         self._added: dict[str, int] = {}
+        self._over = False
 
     async def read(self, *keys: str) -> list[Entry | None]:
         """The entries as they were before this transaction; the commit needs them unchanged."""
@@ -65,20 +66,30 @@ class Transaction:
         return b"%d" % (number + added)
 
     def put(self, op: Put) -> None:
+        self._check_open()
         self.operations.append(op)
         self._written[op.key] = op.value
         self._added.pop(op.key, None)
 
     def delete(self, key: str) -> None:
+        self._check_open()
         self.operations.append(Delete(key))
         self._written[key] = None
         self._added.pop(key, None)
 
     def increment(self, op: Increment) -> None:
+        self._check_open()
         self.operations.append(op)
         self._added[op.key] = self._added.get(op.key, 0) + op.delta
 
+    def _check_open(self) -> None:
+        if self._over:
+            raise InvalidInput(
+                "this transaction is over, and what is written to it now would be lost; write before its function returns"
+            )
+
     async def commit(self) -> None:
+        self._over = True
         if self.operations or len(self._read) > 1:  # a single read is a snapshot already
             self.receipt = await self.scope.commit(tuple(self.operations), tuple(self.conditions))
 

@@ -16,6 +16,7 @@ go on (a failed fsync), everything is refused, `failed` is set, and whoever runs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -110,9 +111,16 @@ class Keeper:
             await self._prepare()
             await self._listen()
         except BaseException:
+            with contextlib.suppress(Error):
+                await self._take_back_token()
             await self._parts.aclose()
             raise
         self._stopping = None
+
+    async def _take_back_token(self) -> None:
+        """Nobody has seen it; the next start makes another, and shows it."""
+        if self.admin_token is not None:
+            await Tokens(self.store.engine, self.clock, ADMIN).revoke(ADMIN)
 
     async def _prepare(self) -> None:
         engine = self.store.engine

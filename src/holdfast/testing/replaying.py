@@ -150,7 +150,7 @@ async def _replay(host: _Host, meta: Meta, records: dict[str, StepRecord], *, en
     message = await host.queue_of(meta.name).take()
     [entry] = await host.scope.engine.get(host.scope.space, [execution_key(meta.id)])
     assert entry is not None
-    run = _Replay(host, host.definition, message, meta, entry, execution_of(entry))
+    run = _Replay(host, host.definition, message, meta, entry.version, execution_of(entry))
     running = asyncio.ensure_future(run.run(fresh=False, claim=None))
     beyond = asyncio.ensure_future(host.beyond.wait())
     try:

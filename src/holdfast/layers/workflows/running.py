@@ -588,6 +588,8 @@ class Run:
                 continue
             self.standing.now = to
             self.message.committed()
-            log.info("execution %s of %s has %s", was.id, was.name, ENDED_WORDS.get(status, status))
+            why = "" if fault is None else f": {fault.type}, as `holdfast workflow show` tells in full"
+            level, word = (logging.WARNING if status == FAILED else logging.INFO), ENDED_WORDS.get(status, status)
+            log.log(level, "execution %s of %s has %s%s", was.id, was.name, word, why)
             return
         raise Abandoned
