@@ -220,13 +220,13 @@ class AsTask(Errands):
 
     async def begin(self, run: Run, task: Task, failures: int, before: StepRecord | None) -> StepRecord:
         journal, scope, now = run.journal, run.scope, run.clock.now_ms()
-        spec, wrote = self.spec, dict[str, Any]()
+        spec, wrote, shared = self.spec, dict[str, Any](), list[Operation]()
         if spec is None:
             branch = Branch(task.path, journal, is_step=True, attempt=failures + 1)
             spec = await attempt_once(run, task, branch)
             if not isinstance(spec, TaskSpec):
                 raise InvalidInput(f"step {task.path!r} is a task's: it returns a TaskSpec, not {type(spec).__name__}")
-            wrote = branch.buffer.take()
+            wrote, shared = branch.buffer.take(), branch.shared
         tid = new_tid(now)
         conditions, submitting = submission(
             tid, spec, self.message, owner=scope.actor, now_ms=now, redaction=scope.redaction
@@ -239,6 +239,7 @@ class AsTask(Errands):
         operations = [
             *carried,
             *journal.writing(wrote),
+            *shared,
             *submitting,
             Put(errand_key(tid), encode(Errand(run.meta.id, task.path))),
             journal.record(task.path, record),

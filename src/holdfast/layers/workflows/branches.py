@@ -42,29 +42,37 @@ class Branch:
         "task",
     )
 
-    def __init__(self, path: str, journal: Journal, *, is_step: bool = False, attempt: int = 1) -> None:
+    def __init__(
+        self, path: str, journal: Journal, *, is_step: bool = False, attempt: int = 1, within: Branch | None = None
+    ) -> None:
+        """`within` a step, what a branch writes is the step's."""
+        step = within if within is not None and within.is_step else None
         self.path = path
-        self.is_step = is_step
-        self.attempt = attempt
+        self.is_step: bool = is_step or step is not None
+        self.attempt: int = attempt if step is None else step.attempt
         self.task: asyncio.Task[Any] | None = None
         self.refuses = False
         """Whether it was cancelled before it began: no call is made here."""
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
-        self.buffer = Buffer(journal.view, path if is_step else None)
-        self.body = 0 if is_step else journal.past.body(path)
+        self.buffer = Buffer(journal.view, path if self.is_step else None)
+        self.body = 0 if self.is_step else journal.past.body(path)
         """How many writes its own code has made; those of a step are the step's, and not counted."""
         self.echoes = False
         """Whether it holds writes that were committed under an earlier version of the state."""
         self.shared: list[Operation] = []
         """What a step writes for others, to be committed with it."""
+        if step is not None:
+            self.buffer, self.shared = step.buffer, step.shared
 
     def below(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name
 
     def write(self, journal: Journal, key: str, write: Write) -> None:
         """A write to the state. What the branch's own code wrote in an earlier run is in the store already."""
+        if journal.left:
+            return
         if not self.is_step:
             if journal.past.covers(self.path, self.position):
                 self.buffer.put(key, write)  # until the next call
@@ -76,9 +84,7 @@ class Branch:
                 return
             if self.echoes:
                 self.forget(journal)
-            number = journal.carried(self.path, self.body)
-            if number is not None:
-                journal.view.apply(key, write, number)
+            if journal.carried(self.path, self.body, key, write):
                 return
         self.buffer.put(key, write)
 
@@ -123,7 +129,7 @@ def call(journal: Journal, name: str) -> Call:
             f"{name!r} was called in a task that the workflow's code started by itself, or in a thread: such calls have no "
             "order that could be repeated. Use await ctx.gather(…) to do several things at the same time"
         )
-    if branch.refuses:
+    if branch.refuses or journal.left:
         raise asyncio.CancelledError
     ordinal = branch.ordinals.get(name, 0)
     branch.ordinals[name] = ordinal + 1

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.layers.workflows.branches import BRANCH, Branch
+from holdfast.errors import NonDeterminism
+from holdfast.layers.workflows.branches import BRANCH, Branch, here
 from holdfast.layers.workflows.performing import flush
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def branch_out(
     """
     if not branches:
         return []
-    loop, left = asyncio.get_running_loop(), 0
+    loop, left, around = asyncio.get_running_loop(), 0, here()
     gathered = asyncio.Event()
     failed: BaseException | None = None
     tasks: list[asyncio.Task[Any]] = []
@@ -49,7 +50,7 @@ async def branch_out(
         left += len(works)
         run.runnable.more(len(works))
         for path, work in works:
-            tasks.append(loop.create_task(grow(Branch(path, run.journal), work), context=copy_context()))
+            tasks.append(loop.create_task(grow(Branch(path, run.journal, within=around), work), context=copy_context()))
 
     def fail(error: BaseException, branch: Branch | None = None) -> None:
         nonlocal failed
@@ -71,13 +72,13 @@ async def branch_out(
             task.cancel()  # it is, as soon as it waits for something else than a call
         try:
             result = await work
-            if operations := flush(run, branch):
+            if not branch.is_step and (operations := flush(run, branch)):
                 run.journal.stage(operations)
             if failed is None:
                 begin(then())
             return result
         except BaseException as exc:
-            if not (return_exceptions and isinstance(exc, Exception)):
+            if not (return_exceptions and isinstance(exc, Exception)) or isinstance(exc, NonDeterminism):
                 fail(exc, branch)
             raise
         finally:

@@ -13,6 +13,7 @@ running task (`branches.py`). Names and durations are checked when a call is mad
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
@@ -242,6 +243,8 @@ class Context:
             async def work() -> None:
                 branch = here()
                 for number in numbers:
+                    if failures and rate >= 1:
+                        return
                     path = f"{made.path}/{number}"
                     task = Task(
                         branch,
@@ -264,7 +267,10 @@ class Context:
                             return  # no more are begun; those under way are finished
 
             branches: list[Work] = [(made.path, work()) for _ in range(min(max_workers, len(items)))]
-            await branch_out(run, branches)
+            try:
+                await branch_out(run, branches)
+            finally:
+                journal.visit(made.path)  # what a fork has edited after it
             if failures and (rate >= 1 or len(items) - len(failures) < rate * len(items)):
                 first = failures[min(failures)]
                 raise StepFailed(
@@ -283,7 +289,13 @@ class Context:
         """
         if len(awaitables) > BRANCHES_MAX:
             raise InvalidInput(f"gather takes at most {BRANCHES_MAX:,} branches, not {len(awaitables):,}; use ctx.map")
-        made = self._call("gather")
+        try:
+            made = self._call("gather")
+        except asyncio.CancelledError:
+            for each in awaitables:
+                if inspect.iscoroutine(each):
+                    each.close()  # nobody will await it
+            raise
         return self._gathered(made, awaitables, return_exceptions)
 
     async def _gathered(self, made: Call, awaitables: tuple[Awaitable[Any], ...], return_exceptions: bool) -> list[Any]:
@@ -292,7 +304,10 @@ class Context:
         with Within(self._run.runnable):
             show(self._run, made.branch)
             named = [(f"{made.path}/{number}", each) for number, each in enumerate(awaitables)]
-            return await branch_out(self._run, named, return_exceptions=return_exceptions)
+            try:
+                return await branch_out(self._run, named, return_exceptions=return_exceptions)
+            finally:
+                self._run.journal.visit(made.path)  # what a fork has edited after it
 
     # --- waiting ---
 
@@ -385,7 +400,7 @@ class Context:
         record = run.journal.records.get(path)
         if record is not None:
             return bool(decode(bytes(record.result)))
-        if run.journal.last.get(branch.path, -1) >= branch.position:
+        if run.journal.went_on(branch.path, branch.position, branch.ordinals):
             return False  # the code that ran before went on from here without it
         record = StepRecord("completed", kind="version", result=raw(True, ""))
         run.journal.stage([run.journal.record(path, record)])

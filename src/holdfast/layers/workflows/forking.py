@@ -71,8 +71,11 @@ async def fork_execution(
     """Make the execution `id`, which goes on from a step of another. Conflict when there is one of this id."""
     written = _edits(state or {}, without)
     _, _, meta = await standing_of(scope, source)
-    events = [event for _, event in await log_of(scope, source)]
-    records, steps = await records_of(scope, source), meta.config.get("steps", [])
+    while True:  # of one moment: it may be running
+        events = [event for _, event in await log_of(scope, source)]
+        records, steps = await records_of(scope, source), meta.config.get("steps", [])
+        if len(await log_of(scope, source)) == len(events):
+            break
     cut = with_children(cut_before(records, events, steps, from_step), records)
     cut = over_migrations(cut, records, events, steps)
     path, before = path_of(from_step), _before(records, events, steps, path_of(from_step))
@@ -127,7 +130,7 @@ def _before(records: Records, events: list[LogEvent], steps: list[str], path: st
     if branch:
         return branch
     placed = places(records, events, steps)
-    earlier = [each for each in placed if placed[each] < placed.get(path, 0) and each in records]
+    earlier = [each for each in placed if placed[each] < placed.get(path, 0)]
     return max(earlier, key=lambda each: placed[each], default="")
 
 

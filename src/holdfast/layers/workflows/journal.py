@@ -98,9 +98,13 @@ class Journal:
         self.past = Past()
         """What was written under earlier versions of the state."""
         self.has_state = False
+        self.left = False
+        """Whether this run is being left to another: its code is cancelled, and calls and writes nothing any more."""
         self._written: dict[str, list[tuple[View, int, dict[str, Write]]]] = {}
         """By step: what it wrote, the number of that in the log, and the view that it belongs to."""
         self._carried: dict[str, list[Carried]] = {}
+        self._below: dict[str, list[str]] = {}
+        """By call or branch: where in it something was written, as the log tells."""
         self._staged: deque[Effect] = deque()
         self._closing: tuple[Callable[[], Parts], asyncio.Future[Receipt]] | None = None
         self._opens = False
@@ -117,8 +121,6 @@ class Journal:
             self.has_state = True
             if entry.tag:
                 generations[entry.key[len(prefix) :]] = entry.tag, decode(entry.value, str)
-        if not self.has_state and not self.version and not any(record.body for record in self.records.values()):
-            return  # no state was ever written: the log has nothing that replay needs
         events = [decode(entry.value, LogEvent) async for entry in every(self.scope, self._log)]
         lost, version = taken_back(events), ""
         for place, event in enumerate(events):
@@ -133,6 +135,15 @@ class Journal:
                 self._recall(event, number)
             version = event.version or version
         self.view.settled = self.view.number
+        self._index()
+
+    def _index(self) -> None:
+        self._below = {}
+        for path in {*self._written, *self._carried}:
+            around = path if path in self._carried else path.rpartition("/")[0]
+            while around:
+                self._below.setdefault(around, []).append(path)
+                around = around.rpartition("/")[0]
 
     def _recall(self, event: LogEvent, number: int) -> None:
         """What happened, to be seen by the code when it comes there."""
@@ -161,6 +172,7 @@ class Journal:
         for path, parts in self.past.close(old, self._carried, event.places, self.records).items():
             self._written[path] = [*parts, *self._written.get(path, ())]
         self._carried = {}
+        self._index()
 
     @property
     def version(self) -> str:
@@ -189,17 +201,39 @@ class Journal:
         if self._written and (writes := self._written.pop(path, None)) is not None:
             for view, number, written in writes:
                 view.replay(written, number)
-        return self.records.get(path)
+        record = self.records.get(path)
+        if path in self._below and record is not None and record.status in ("completed", "failed", "skipped"):
+            self.leave(path)
+        return record
 
-    def carried(self, branch: str, ordinal: int) -> int | None:
-        """The number of a write that a branch's own code makes again; None if it was not committed."""
+    def leave(self, *branches: str) -> None:
+        """The code does not come any more to what was done below these: what was written there is in the state from here on."""
+        found: list[tuple[View, int, dict[str, Write]]] = []
+        for path in dict.fromkeys(each for branch in branches for each in (branch, *self._below.pop(branch, ()))):
+            found += self._written.pop(path, ())
+            found += [(self.view, each.number, each.writes) for each in self._carried.pop(path, ())]
+        for view, number, writes in sorted(found, key=lambda each: each[1]):
+            view.replay(writes, number)
+
+    def carried(self, branch: str, ordinal: int, key: str, write: Write) -> bool:
+        """Whether a write that a branch's own code makes was committed: then it is in the state from here on."""
         for each in self._carried.get(branch, ()):
             if each.upto >= ordinal:
-                self.view.came_to(
-                    each.writes
-                )  # with the first of them; the others follow at once, or are seen to change it
-                return each.number
-        return None
+                self.view.apply(key, write, each.number, new=self.view.came_to(each.writes, key))
+                return True
+        return False
+
+    def went_on(self, branch: str, position: int, ordinals: dict[str, int]) -> bool:
+        """Whether the code of a branch had made a further call than these. A map or gather is known by what is below it."""
+        if self.last.get(branch, -1) >= position:
+            return True
+        begin = f"{branch}/" if branch else ""
+        for path in self.records:
+            if path.startswith(begin):
+                name, _, ordinal = path[len(begin) :].partition("/")[0].rpartition("#")
+                if name and ordinal.isdecimal() and int(ordinal) >= ordinals.get(name, 0):
+                    return True
+        return False
 
     # --- writing ---
 
@@ -282,7 +316,7 @@ class Journal:
 
     async def settled(self) -> None:
         """Return when everything staged so far is durable."""
-        if self.failure is not None:
+        if self.failure is not None or self.left:
             raise Abandoned from self.failure
         if self._task is not None:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -176,6 +176,9 @@ async def perform(run: Run, task: Task) -> Any:
 async def attempt_once(run: Caller, task: Task, branch: Branch) -> Any:
     if task.timeout_ms is None:
         return await _call(run, task, branch)
+    runnable = getattr(run, "runnable", None)
+    if runnable is not None:
+        runnable.more()  # its time runs here: it is not put aside, whatever it waits for
     running = asyncio.get_running_loop().create_task(_call(run, task, branch))
     over = asyncio.Event()
     running.add_done_callback(lambda _: over.set())
@@ -190,6 +193,8 @@ async def attempt_once(run: Caller, task: Task, branch: Branch) -> Any:
         if not running.done():
             running.cancel()
             await asyncio.wait([running])
+        if runnable is not None:
+            runnable.less()
 
 
 async def _call(run: Caller, task: Task, branch: Branch) -> Any:
@@ -267,11 +272,12 @@ def flush(run: Run, branch: Branch) -> list[Operation]:
     """What a branch wrote, to be committed without a step."""
     journal = run.journal
     if branch.is_step:
-        writes, shared = branch.buffer.take(), branch.shared
-        branch.shared = []
+        writes, shared = branch.buffer.take(), [*branch.shared]
+        branch.shared.clear()
         if not writes and not shared:
             return []
-        return [*journal.writing(writes), *shared, journal.event("flushed", branch.path, None, writes)]
+        step = branch.buffer.beside or branch.path  # in a branch of a step: the step
+        return [*journal.writing(writes), *shared, journal.event("flushed", step, None, writes)]
     if not branch.buffer.writes:
         return []
     operations, body, writes = carry(run, branch)
@@ -299,10 +305,12 @@ async def give_up(
     """All attempts failed: the error handler's result counts, or the failure is recorded; `also` goes with that."""
     journal = run.journal
     if task.on_error is not None:
-        branch = Branch(task.path, journal, is_step=True, attempt=attempts)
+        branch = Branch(f"{task.path}/~error", journal, is_step=True, attempt=attempts)
         handler = Task(task.branch, task.path, task.position, task.on_error, (run.context, exc), with_ctx="none")
         try:
             result = raw(await _call(run, handler, branch), f"the result of the error handler of {task.path!r}")
+        except NonDeterminism:
+            raise
         except Exception as again:
             fault = fault_of(again, task.path)
         else:

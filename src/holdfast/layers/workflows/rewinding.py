@@ -81,7 +81,7 @@ def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str]) -
     """Before all that failed."""
     roots = {path for path, record in records.items() if record.status in ("failed", "retrying")}
     dropped = {path for path in records if any(path == root or path.startswith(f"{root}/") for root in roots)}
-    return _cut(records, dropped, places(records, events, steps))
+    return _cut(records, dropped, places(records, events, steps), counting(events))
 
 
 def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:
@@ -94,22 +94,24 @@ def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], s
             "A step is named as it was called, the second call of that name as name#1"
         )
     placed = places(records, events, steps)
-    branch, position = path.rpartition("/")[0], _position(records, placed, path)
     dropped = {each for each in records if each == path or each.startswith(f"{path}/")}
-    is_item = path in records and records[path].kind == "item"  # the others of its map do not come after it
-    for each in records if not is_item else ():
-        below = each[len(branch) + 1 :] if branch and each.startswith(f"{branch}/") else each
-        if branch and below == each:
-            continue  # it is in another branch
-        sibling = f"{branch}/{root_of(below)}" if branch else root_of(below)
-        if _position(records, placed, sibling) > position >= 0:
-            dropped.add(each)
-    if branch:  # what the trunk did after the branches came together is done again too
-        root = placed.get(root_of(path), -1)
-        dropped |= {each for each in records if placed.get(root_of(each), -1) > root >= 0}
+    at = path
+    while at:  # and what came after it, in its branch and in those around it
+        branch, position = at.rpartition("/")[0], _position(records, placed, at)
+        if at in records:
+            dropped.add(at)  # a step in which it is
+        is_item = at in records and records[at].kind == "item"  # the others of its map do not come after it
+        for each in records if not is_item else ():
+            below = each[len(branch) + 1 :] if branch and each.startswith(f"{branch}/") else each
+            if branch and below == each:
+                continue  # it is in another branch
+            sibling = f"{branch}/{root_of(below)}" if branch else root_of(below)
+            if _position(records, placed, sibling) > position >= 0:
+                dropped.add(each)
+        at = branch
     dropped |= {each for each in records if each == "~result"}
     dropped |= {each for each in records if each.startswith("~when:") and path_of(each[6:]) in dropped}
-    return _cut(records, dropped, placed)
+    return _cut(records, dropped, placed, counting(events))
 
 
 def places(records: Records, events: Iterable[LogEvent], steps: list[str]) -> dict[str, int]:
@@ -122,9 +124,9 @@ def places(records: Records, events: Iterable[LogEvent], steps: list[str]) -> di
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, event in enumerate(events):
-        if event.path:
-            first.setdefault(root_of(event.path), number)
-            last[root_of(event.path)] = number
+        if root := root_of(event.path or event.branch):
+            first.setdefault(root, number)
+            last[root] = number
     taken = set(placed.values())
     for root in sorted(composed, key=lambda each: first.get(each, 0)):
         before = [placed[each] for each in placed if last.get(each, 0) < first.get(root, 0)]
@@ -143,8 +145,8 @@ def _position(records: Records, placed: dict[str, int], path: str) -> int:
     return -1 if record is None else record.position
 
 
-def _cut(records: Records, dropped: set[str], placed: dict[str, int]) -> Cut:
-    """Of each branch of which something is dropped: its own writes up to there remain."""
+def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list[LogEvent]) -> Cut:
+    """Of each branch of which something is dropped: its own writes up to there remain, and those that something which remains followed."""
     firsts: dict[str, int] = {}
     for path in dropped:
         if path[0] == "~":
@@ -168,7 +170,25 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int]) -> Cut:
         )
         for branch, first in firsts.items()
     }
+    for path in dropped:
+        if path.endswith("/~body"):
+            kept.setdefault(path.rpartition("/")[0], 0)  # one that only wrote, and is dropped as a whole
+    for branch in kept:
+        below, upto = f"{branch}/" if branch else "", 0
+        for event in told:
+            if event.branch == branch:
+                upto = max(upto, event.body)
+            if event.path and event.path.startswith(below) and event.path not in dropped and event.event != FORKED:
+                kept[branch] = max(kept[branch], upto)
     return Cut(frozenset(dropped), kept)
+
+
+def counting(events: Iterable[LogEvent]) -> list[LogEvent]:
+    """Those that no retry has taken back."""
+    fold = Fold()
+    for event in events:
+        fold.add(event)
+    return fold.events
 
 
 def over_migrations(cut: Cut, records: Records, events: Iterable[LogEvent], steps: list[str]) -> Cut:
@@ -186,7 +206,7 @@ def over_migrations(cut: Cut, records: Records, events: Iterable[LogEvent], step
     dropped = cut.dropped | {event.path for event in later if event.path in records}
     dropped |= {path for path in records if placed.get(root_of(path), -1) >= first}
     dropped |= {path for path in records if path.startswith("~when:") and path_of(path[6:]) in dropped}
-    further = _cut(records, set(dropped), placed)
+    further = _cut(records, set(dropped), placed, told)
     for event in later:
         if event.body:
             before = max((each.body for each in told[:index] if each.branch == event.branch), default=0)

@@ -197,6 +197,7 @@ class Run:
 
     def leave(self, branches: list[str]) -> None:
         """These branches are over: for whom they would have waited, nobody need."""
+        self.journal.leave(*branches)
         if self.turns.forget(*branches):
             self._distribute()
 
@@ -247,6 +248,7 @@ class Run:
         except (Abandoned, Error) as exc:
             await self._leave(exc)
         finally:
+            self.journal.left = True  # code that cleans up when it is cancelled begins nothing any more
             await self._stop_code()
             await self.journal.stop()
 
@@ -458,7 +460,7 @@ class Run:
 
     def _flush_all(self) -> None:
         for branch in list(self.branches):
-            if operations := flush(self, branch):
+            if not branch.is_step and (operations := flush(self, branch)):
                 self.journal.stage(operations)
 
     def _aside(self, unchanged: Condition) -> Parts:
@@ -528,13 +530,15 @@ class Run:
 
     async def _hand_over(self) -> None:
         """Give the message back, so that another worker goes on at once."""
+        self.journal.left = True
         await self._stop_code()
         self._ending = True
         self._flush_all()
 
         def parts() -> Parts:
             operations, conditions = split(self.message.releasing())
-            return list(operations), list(conditions)
+            begun, needed = self.standing.opening() if self.journal.opening is not None else ([], [])
+            return [*operations, *begun], [*conditions, *needed]
 
         await self._close(parts)
         self.message.committed()
@@ -549,6 +553,7 @@ class Run:
             return True
         is_paused = self.mail.all(PAUSE, RESUME)[-1].name == PAUSE
         if is_paused:
+            self.journal.left = True
             await self._stop_code()
             await self._pause(None)
             return True

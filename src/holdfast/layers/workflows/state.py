@@ -84,6 +84,10 @@ class Cell:
         members = {encode(member): None for _, chunk in self.chunks for member in chunk}
         return [decode(member) for member in sorted(members)]
 
+    def takes(self, kind: str) -> bool:
+        """Whether this kind of addition can be made to it."""
+        return self.kind == kind if kind != ADD else self.kind == SET and type(self.read()) is int
+
     def apply(self, write: Write, number: int, *, over: bool) -> None:
         """Do what a write says. `over`: there may be something of an earlier version that it adds to."""
         kind, payload = write
@@ -100,9 +104,15 @@ class Cell:
                 self.kind, self.chunks = kind, []
             insort(self.chunks, (number, payload), key=lambda chunk: chunk[0])
         else:
-            self.kind, self.value = (SET, encode(payload)) if kind == SET else ("", b"")
-            self.over = False
-            self.number, self.added = number, [each for each in self.added if each[0] > number]
+            self.over, self.number = False, number
+            self.added = [each for each in self.added if each[0] > number]
+            later = [each for each in self.chunks if each[0] > number]
+            if self.kind in (APPEND, JOIN) and later:
+                self.chunks = later  # what came after it stays
+            elif kind == SET:
+                self.kind, self.value = SET, encode(payload)
+            else:
+                self.kind, self.value = (SET, b"0") if self.kind == SET and self.added else ("", b"")
 
     def copy(self) -> Cell:
         found = Cell()
@@ -143,8 +153,8 @@ class View:
     def cell(self, key: str, beside: str | None = None) -> Cell | None:
         """What is under a key, or None; `beside` a step, with what the code has not come to."""
         cell = self.cells.get(key)
-        if beside is not None and key in self._ahead:
-            cell = self._with_ahead(cell, key, beside)
+        if beside is not None and (ahead := self._ahead_of(key, beside)):
+            cell = self._with_ahead(cell, ahead)
         if self.earlier is not None and (cell is None or cell.over):
             below = self.earlier.cell(key, beside)
             return below if cell is None else cell if below is None else _added_to(below, cell)
@@ -162,7 +172,7 @@ class View:
     def changes(self, key: str, beside: str | None = None) -> int:
         """How often it was changed; for a step, what it sees before the code comes to it counts already."""
         cell = self.cells.get(key)
-        seen = 0 if beside is None or key not in self._ahead else len(self._ahead_of(key, beside))
+        seen = 0 if beside is None else len(self._ahead_of(key, beside))
         return seen + (0 if cell is None else cell.changes)
 
     # --- what the log tells, before the code comes to it ---
@@ -172,48 +182,50 @@ class View:
         for key, write in writes.items():
             self._ahead.setdefault(key, {})[id(writes)] = number, path, write
 
-    def came_to(self, writes: dict[str, Write]) -> None:
-        """The code has come to these, or they were taken back."""
-        for key in writes:
+    def came_to(self, writes: dict[str, Write], *keys: str) -> bool:
+        """The code has come to these, or to some keys of them, or they were taken back. Whether that was news."""
+        found = False
+        for key in keys or writes:
             if key in self._ahead:
-                self._ahead[key].pop(id(writes), None)
+                found = self._ahead[key].pop(id(writes), None) is not None or found
                 if not self._ahead[key]:
                     del self._ahead[key]
+        return found
 
     def replay(self, writes: dict[str, Write], number: int) -> None:
-        """The code has come to what these wrote."""
-        self.came_to(writes)
-        for key, write in writes.items():
-            self.apply(key, write, number)
+        """The code has come to what these wrote; once."""
+        if self.came_to(writes):
+            for key, write in writes.items():
+                self.apply(key, write, number)
 
     def _ahead_of(self, key: str, beside: str) -> list[tuple[int, Write]]:
         below = beside + "/"
         return [
             (number, write)
-            for number, path, write in self._ahead[key].values()
+            for number, path, write in list(self._ahead.get(key, {}).values())
             if path != beside and not path.startswith(below)
         ]
 
-    def _with_ahead(self, cell: Cell | None, key: str, beside: str) -> Cell:
+    def _with_ahead(self, cell: Cell | None, ahead: list[tuple[int, Write]]) -> Cell:
         found = Cell() if cell is None else cell.copy()
-        for number, write in self._ahead_of(key, beside):
+        for number, write in ahead:
             if number >= found.number:
                 found.apply(write, number, over=self.earlier is not None)
         return found
 
     # --- writing ---
 
-    def apply(self, key: str, write: Write, number: int) -> None:
-        """Do what a write says, if no later one has settled the matter."""
+    def apply(self, key: str, write: Write, number: int, *, new: bool = True) -> None:
+        """Do what a write says, if no later one has settled the matter. One that is not `new` is part of one that was counted."""
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = Cell()
-        cell.changes += 1
+        cell.changes += new
         if number < cell.number:
             return
         self._applied += 1
         cell.apply(write, number, over=self.earlier is not None)
-        if len(cell.added) > ADDED_MAX and number >= self.settled:
+        if len(cell.added) > ADDED_MAX and key not in self._ahead:
             cell.value, cell.added = b"%d" % cell.read(), []
 
     def operations(self, id: str, writes: dict[str, Write]) -> list[Operation]:
@@ -273,8 +285,10 @@ class Buffer:
             if write[0] == DELETE:
                 raise KeyError(key)
             return decode(encode(write[1]))
+        self.read.setdefault(
+            key, self.view.changes(key, self.beside)
+        )  # first: a step in a thread may be interrupted here
         cell = self.cell(key)
-        self.read.setdefault(key, self.view.changes(key, self.beside))
         if write is None:
             if cell is None:
                 raise KeyError(key)
@@ -310,6 +324,8 @@ class Buffer:
             now = self.view.changes(key, self.beside)
             if write[0] in (SET, DELETE) and self.read.get(key, now) != now:
                 return key
+            if write[0] not in (SET, DELETE) and (cell := self.cell(key)) is not None and not cell.takes(write[0]):
+                return key  # it is of another kind now
         return None
 
     def take(self) -> dict[str, Write]:
@@ -323,7 +339,8 @@ def _added(before: Write, write: Write) -> Any:
     base = None if before[0] == DELETE else before[1]
     if write[0] == ADD:
         return (base or 0) + write[1]
-    return [*(base or []), *write[1]]
+    found = [*(base or []), *write[1]]
+    return found if write[0] == APPEND else [decode(each) for each in sorted({encode(each) for each in found})]
 
 
 class State:
