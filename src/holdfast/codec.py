@@ -50,6 +50,7 @@ _skip = msgspec.json.Decoder(msgspec.Raw).decode
 _NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _FAR: Final = (b"0" * 200, b"e000", b"e+000")
 """One of these is in every number, written with `_NUMERALS`, that is too large to be read."""
+_TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def encode(value: Any) -> bytes:
@@ -123,16 +124,23 @@ def check_json(data: bytes) -> None:
         _skip(data)
         if not data.isascii():
             data.decode()
-        numerals = data.translate(_NUMERALS)
-        if any(far in numerals for far in _FAR):
-            if len(data) > LOOKED_AT_BYTES_MAX:
-                raise InvalidInput(
-                    f"a value of {len(data):,} bytes has something in it that looks like a number beyond any range; keep it "
-                    "as a blob, or in parts"
-                )
+        if not _may_be_far(data):
+            return
+        if len(data) <= LOOKED_AT_BYTES_MAX:
             _decode(data)
+        elif _may_be_far(_TEXTS.sub(b'""', data)):  # texts may have anything in them, such as hexadecimal ids
+            raise InvalidInput(
+                f"a value of {len(data):,} bytes has something in it that looks like a number beyond any range; keep it "
+                "as a blob, or in parts"
+            )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidInput(f"a value must be JSON: {exc}") from None
+
+
+def _may_be_far(data: bytes) -> bool:
+    """Whether a number in it may be too large to be read."""
+    numerals = data.translate(_NUMERALS)
+    return any(far in numerals for far in _FAR)
 
 
 def integer(data: bytes) -> int | None:

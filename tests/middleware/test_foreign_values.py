@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import ManualClock
-from holdfast.codec import WHOLE_BYTES_MAX, check_json, decode
+from holdfast.codec import LOOKED_AT_BYTES_MAX, WHOLE_BYTES_MAX, check_json, decode
 from holdfast.engine import Batch, Delete, Push, Put
 from holdfast.errors import Damaged, Error, InvalidInput
 from holdfast.layers.caretaker import PRUNE_MS
@@ -76,6 +76,17 @@ def test_what_is_accepted_is_what_can_be_read(value: bytes, large: bool) -> None
             check_json(value)
     else:
         check_json(value)
+
+
+@pytest.mark.parametrize("text", ["e123 ", '\\" e999', "\\\\", '\\\\\\" 1e999 '])
+def test_text_of_a_large_value_may_look_like_any_number(text: str) -> None:
+    filling = text.encode() * (LOOKED_AT_BYTES_MAX // len(text) + 1)
+    check_json(b'["' + filling + b'", 1]')
+    for far in (b"1e999", b"-1E+400", b"9" * 400):
+        with pytest.raises(InvalidInput, match="beyond any range"):
+            check_json(b'["' + filling + b'", ' + far + b"]")
+        with pytest.raises(InvalidInput, match="beyond any range"):
+            check_json(b'{"a": ' + far + b', "b": "' + filling + b'"}')
 
 
 HOSTILE = [

@@ -271,12 +271,14 @@ class Orchestrator:
 
     async def _wind_up(self, term: Term, patient: bool) -> None:
         """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
-        if term.tasks and patient and not term.lost:
-            await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
-        for task in term.tasks:
-            task.cancel()
-        if term.tasks:
-            await asyncio.wait(term.tasks)
+        try:
+            if term.tasks and patient and not term.lost:
+                await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
+        finally:
+            for task in term.tasks:
+                task.cancel()
+            if term.tasks:
+                await asyncio.wait(term.tasks)
         await self._note_now(term)
 
     async def _load(self, agenda: Agenda) -> str:

@@ -1,0 +1,74 @@
+"""Redaction: which names are secret, however they are written, and which only look like it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import Redaction, Space
+
+TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
+SECRET = (
+    "password", "passWord", "passPhrase", "passwords", "api_key", "api_keys", "apiKeys", "APIKey", "accessToken",
+    "access_tokens", "accesstoken", "authtoken", "secretkey", "privatekey", "dbpassword", "client-secret",
+    "Authorization", "x-api-key", "user_pwd", "sessionKey",
+)  # fmt: skip
+OPEN = (
+    "tokens", "max_tokens", "total_tokens", "state", "signals", "session", "connections", "author", "access", "compass",
+    "bypass", "passenger", "pass", "signature", "api", "cookbook", "privacy", "name", "keys", "secretary",
+)  # fmt: skip
+
+
+def secret(names: tuple[str, ...], redaction: Redaction) -> list[str]:
+    """Those of the names whose values are hidden."""
+    value = redaction.value("records/x", dict.fromkeys(names, 1))
+    return [name for name in names if value[name] == "[redacted]"]
+
+
+def test_a_name_is_secret_with_and_without_capitals_separators_and_a_plural() -> None:
+    assert secret(SECRET, Redaction()) == [*SECRET]
+
+
+def test_a_name_that_only_begins_or_sounds_like_a_secret_is_none() -> None:
+    assert secret(OPEN, Redaction()) == []
+
+
+@pytest.mark.parametrize("field", ["пароль", "Пароль"])
+def test_a_field_of_ones_own_may_be_in_any_script(field: str) -> None:
+    redaction = Redaction(fields=[field])
+    names = ("пароль", f"мой_{field}2", "имя", "пароход", "日本")
+    assert secret(names, redaction) == [*names[:2]]
+
+
+def test_a_field_of_ones_own_that_has_no_words_is_secret_and_makes_nothing_else_so() -> None:
+    redaction = Redaction(fields=["№"])
+    assert secret(("№", "name", "имя", "", "-", "日本"), redaction) == ["№"]
+    assert secret(SECRET, redaction) == [*SECRET]
+
+
+@pytest.mark.parametrize("filler", ["x", "x_", "é"])
+def test_a_name_of_any_length_is_read_to_its_end(filler: str) -> None:
+    names = (filler * 300 + "_password", filler * 300 + "_name")
+    assert secret(names, Redaction()) == [names[0]]
+
+
+def test_a_token_is_hidden_as_the_name_of_a_field_too() -> None:
+    value = Redaction().value("records/x", {TOKEN: 1, "of": {TOKEN: [TOKEN]}})
+    shown = f"hf_{'a' * 16}_…"
+    assert value == {shown: 1, "of": {shown: [shown]}}
+
+
+async def test_the_audit_shows_neither_secrets_nor_tokens_however_they_are_named(space: Space) -> None:
+    kept = {"passPhrase": "p-1", "api_keys": ["p-2"], "dbpassword": {"of": "p-3"}, "total_tokens": 5, TOKEN: 6}
+    await space.records.set("user", kept)
+    await space.audit.seal()
+    [record] = [record async for record in space.audit.records()]
+    assert record.value == {
+        "passPhrase": "[redacted]",
+        "api_keys": "[redacted]",
+        "dbpassword": "[redacted]",
+        "total_tokens": 5,
+        f"hf_{'a' * 16}_…": 6,
+    }
+    page = await space._scope.engine.scan(space.name, "audit/")
+    assert not any(word in entry.value for entry in page.entries for word in (b"p-1", b"p-2", b"p-3", b"bbbb"))
+    assert await space.records.get("user") == kept
