@@ -235,6 +235,9 @@ async def test_a_person_overrides_a_decision_and_says_why(store: Store, boss: Sp
     assert await doc.resolutions() == [second]
     decided = [event.data["winner"] for event in await doc.history() if event.kind == "resolved"]
     assert decided == ["market-analysis/1", first.winner]
+    with pytest.raises(Conflict, match="only a person overrides that"):
+        await doc.resolve(found)
+    assert await doc.resolutions() == [second]
 
 
 async def test_a_contradiction_is_open_again_when_a_party_writes_again(store: Store, boss: Space) -> None:

@@ -91,6 +91,20 @@ async def test_a_diff_shows_body_and_contributions_between_two_points(space: Spa
             await doc.diff(*wrong)  # type: ignore[arg-type]
 
 
+async def test_a_diff_across_a_deletion_is_refused(space: Space, boss: Space) -> None:
+    doc, body = space.document(NAME), boss.document(NAME)
+    a = (await body.replace({"x": 1}, etag=0)).etag
+    b = (await body.replace({"x": 2}, etag=a)).etag
+    await doc.contribute(1)
+    assert await body.delete()
+    again = (await body.replace({"x": 3}, etag=0)).etag
+    for versions in ((a, b), (b,), (a, again)):
+        with pytest.raises(NotFound, match="deleted at version"):
+            await doc.diff(*versions)
+    await body.replace({"x": 4}, etag=again)
+    assert list(map(str, await doc.diff(again))) == ["~ body.x: 3 → 4"]
+
+
 async def store_risk(space: Space, data: Any) -> int:
     return await space.document(NAME).contribute(data, instance="2")
 

@@ -450,6 +450,38 @@ async def test_a_deleted_document_is_gone_with_its_contributions(boss: Space, sp
     assert (await space.document(NAME + "2").read()).contributions["market"].data == 1
 
 
+class Paused(Wrapper):
+    """An engine that waits before it scans sections."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        if prefix.startswith("sections/"):
+            self.reached.set()
+            await self.go_on.wait()
+        return await super().scan(space, prefix, **options)
+
+
+async def test_what_is_written_while_a_document_is_being_deleted_belongs_to_its_next_life(
+    boss: Space, space: Space
+) -> None:
+    await boss.document(NAME).update(lambda body: {"life": 1})
+    await space.document(NAME).contribute(1)
+    await space.document(NAME).contribute(1, instance="2")
+    engine = Paused(boss._scope.engine)
+    slow = Space(msgspec.structs.replace(boss._scope, engine=engine), boss._blob_folder, boss._coordination)
+    deleting = asyncio.ensure_future(slow.document(NAME).delete())
+    await engine.reached.wait()
+    await boss.document(NAME).replace({"life": 2}, etag=0)
+    await space.document(NAME).contribute(2)
+    engine.go_on.set()
+    assert await deleting
+    view = await boss.document(NAME).read(consistency="strong")
+    assert (view.body, {name: each.data for name, each in view.sections.items()}) == ({"life": 2}, {"market/1": 2})
+
+
 # --- reducers ---
 
 

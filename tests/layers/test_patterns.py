@@ -34,6 +34,22 @@ async def advance_when_waiting(clock: ManualClock, by: str) -> None:
     clock.advance(by)
 
 
+async def test_an_agent_whose_own_task_is_cancelled_takes_nobody_with_it() -> None:
+    async def gives_up(number: int) -> None:
+        task = asyncio.ensure_future(hang(number))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
+
+    outcomes = await fan_out({"a": double, "b": gives_up}, 7)
+    assert outcomes["a"].value == 14
+    assert isinstance(outcomes["b"].error, Unavailable)
+    asking = asyncio.ensure_future(fan_out({"a": double, "b": hang}, 7))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
 async def test_fan_out_gives_every_answer_and_every_failure() -> None:
     outcomes = await fan_out({"a": double, "b": triple, "c": fail}, 7)
     assert {name: outcome.value for name, outcome in outcomes.items() if outcome.ok} == {"a": 14, "b": 21}

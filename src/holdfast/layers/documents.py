@@ -338,13 +338,28 @@ class Document:
         receipt = await self._scope.commit(operations, (), request_id)
         found = True in receipt.results
         for prefix in (self._sections.prefix, DOCUMENTS.prefix("escalations", self.name)):
-            while keys := [entry.key for entry in (await self._under(prefix)).entries]:
-                found = True
-                await self._scope.commit(tuple(map(Delete, keys)))
+            found = await self._clear(prefix, receipt.version) or found
         return found
 
-    def _under(self, prefix: str) -> Awaitable[Page]:
-        return self._scope.engine.scan(self._scope.space, prefix, limit=OPERATIONS_MAX)
+    async def _clear(self, prefix: str, upto: int) -> bool:
+        """Remove what was there at that version; what was written since belongs to the document's next life."""
+        found, after = False, None
+        while True:
+            page = await self._under(prefix, after)
+            old = [entry for entry in page.entries if entry.version <= upto]
+            if old:
+                found = True
+                conditions = tuple(VersionIs(entry.key, entry.version) for entry in old)
+                try:
+                    await self._scope.commit(tuple(Delete(entry.key) for entry in old), conditions)
+                except Conflict:
+                    continue  # one of them is newer now
+            if not page.more:
+                return found
+            after = page.entries[-1].key
+
+    def _under(self, prefix: str, after: str | None = None) -> Awaitable[Page]:
+        return self._scope.engine.scan(self._scope.space, prefix, after=after, limit=OPERATIONS_MAX)
 
     async def _write(
         self,

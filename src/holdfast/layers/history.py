@@ -142,6 +142,11 @@ class History:
         earlier, later = body, body
         sections: dict[str, tuple[Any, Any]] = {}
         async for event in self.backwards(0):
+            if event.kind == "deleted" and event.version > a:
+                raise NotFound(
+                    f"the document was deleted at version {event.version}, and what it was before cannot be compared with; "
+                    "name versions after that"
+                )
             if event.kind == "body" and event.version == etag and event.version > a:
                 if event.omitted:
                     raise NotFound(

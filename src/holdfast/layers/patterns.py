@@ -99,8 +99,12 @@ async def fan_out(
 async def _ask(name: str, agent: Agent, payload: Any, clock: Clock) -> Outcome:
     try:
         value = await called(agent, payload)
-    except Exception as exc:  # isolated: whatever it is, it is this agent's outcome
-        return Outcome(name, error=exc, at_ms=clock.now_ms())
+    except (Exception, asyncio.CancelledError) as exc:  # isolated: whatever it is, it is this agent's outcome
+        task = asyncio.current_task()
+        if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # it is this that is cancelled, and nothing of the agent's own
+        error = exc if isinstance(exc, Exception) else Unavailable(f"{name} was cancelled by something of its own")
+        return Outcome(name, error=error, at_ms=clock.now_ms())
     return Outcome(name, value, at_ms=clock.now_ms())
 
 

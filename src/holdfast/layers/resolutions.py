@@ -235,6 +235,12 @@ class Resolutions:
         async def decide() -> None:
             [before, escalation] = await transaction.read(decided, waiting)
             transaction.conditions += self._unchanged(view, conflict)
+            if before is not None and method != "person" and _is_a_persons(before, conflict):
+                raise Conflict(
+                    f"a person has decided conflict {id} in {self._name!r}; only a person overrides that: by='person', with a justification",
+                    key=decided,
+                    actual=before,
+                )
             overrode = None if before is None or verdict.winner is None else before.version
             decision = verdict.winner, verdict.reason, outputs, approvals, justification
             made.append(_Stored(settled, method, *decision, overrode))
@@ -265,6 +271,12 @@ class Resolutions:
                 body = DOCUMENTS.key("bodies", self._name)
                 conditions.append(VersionIs(body, version) if version else Absent(body))
         return conditions
+
+
+def _is_a_persons(before: Entry, conflict: Contradiction) -> bool:
+    """Whether a person decided this, about the same outputs."""
+    found = decode(before.value, _Stored)
+    return found.method == "person" and found.conflict.versions == conflict.versions
 
 
 async def stored(scope: Scope, what: str, name: str | None = None) -> list[Resolution]:
