@@ -201,3 +201,12 @@ async def test_steps_of_a_class_are_skipped_handled_and_done_for_each(workflows:
 async def test_too_few_successes_fail_the_step(workflows: Any) -> None:
     with pytest.raises(ExecutionFailed, match="2 of 3 items of 'halves#0' failed"):
         await (await workflows.start(Branchy, [0, 0, 2])).result("20s")
+
+
+async def test_a_worker_is_given_a_list() -> None:
+    @workflow
+    async def alone(ctx: Context) -> None: ...
+
+    async with holdfast.open("memory:") as store:
+        with pytest.raises(InvalidInput, match=r"worker\(\[alone\]\)"):
+            store.space("s").workflows.worker(alone)  # type: ignore[arg-type]

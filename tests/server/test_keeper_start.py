@@ -111,6 +111,17 @@ async def test_without_settings_it_serves_this_folder_to_this_machine_and_shows_
     assert (home / "stderr").read_text() == ""
 
 
+async def test_who_comes_to_the_wrong_port_is_told_the_right_one(default_ports: None, tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, ready):
+        token = ready["admin_token"]
+        with pytest.raises(holdfast.IncompatibleStore, match="it speaks HTTP"):
+            await holdfast.open(f"holdfast://127.0.0.1:{HTTP}", token=token)
+        with pytest.raises(holdfast.Unavailable, match="does not speak TLS"):
+            await holdfast.open(f"holdfasts://127.0.0.1:{BINARY}", token=token)
+        with pytest.raises(holdfast.InvalidInput, match="reached by holdfast://"):
+            await holdfast.open(f"http://127.0.0.1:{HTTP}", token=token)
+
+
 def test_what_it_shows_to_a_person_names_the_ports_and_the_token(tmp_path: Path) -> None:
     keeper = KeeperServer(tmp_path)
     with (tmp_path / "out").open("w+b") as out:

@@ -383,6 +383,8 @@ class Client:
 
     def _unreachable(self, exc: BaseException) -> str:
         cause = str(exc) or type(exc).__name__
+        if isinstance(exc, ssl.SSLError) and exc.reason == "WRONG_VERSION_NUMBER":
+            return f"what answers at {self.address} does not speak TLS; a keeper without certificates is reached by holdfast://"
         return (
             f"the keeper at {self.address} cannot be reached ({cause}). Is it running? Start one with: holdfast serve"
         )
@@ -471,7 +473,12 @@ class _Line(asyncio.Protocol):
                 else:
                     client.received(message, len(body) + 4)
         except (Error, *UNREADABLE) as exc:
-            self._refused(IncompatibleStore(f"what answers at {client.address} is not a keeper, or a newer one: {exc}"))
+            why = (
+                "it speaks HTTP; the keeper's other port, usually 7420, is for this"
+                if data[:4] == b"HTTP"
+                else str(exc)
+            )
+            self._refused(IncompatibleStore(f"what answers at {client.address} is not a keeper, or a newer one: {why}"))
             self.abort()
 
     def _refused(self, error: Error) -> None:

@@ -340,6 +340,10 @@ class Workflows:
 
         It also does the steps of these workflows that are sent to `queues`; with `steps_only` nothing else.
         """
+        if not isinstance(workflows, Sequence):
+            raise InvalidInput(
+                f"a worker is given a list of workflows, such as worker([{getattr(workflows, '__name__', '…')}])"
+            )
         lease_ms = LEASE_MS if lease is None else duration_ms(lease, name="lease")
         return Worker(
             self._scope, self._coordination, workflows, concurrency, lease_ms, self._blobs, queues, steps_only
