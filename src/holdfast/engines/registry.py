@@ -111,7 +111,8 @@ def split_url(url: str) -> tuple[str, str]:
         known = ", ".join(f"{scheme}:" for scheme in sorted((*ENGINES, *KEEPERS)))
         if match[1] in ("http", "https"):
             raise InvalidInput(
-                "a keeper is reached by holdfast://HOST:7420, or holdfasts:// with TLS; its HTTP port is for other programs"
+                f"no engine for {match[1]}://; a keeper is reached by holdfast://HOST:7420, or holdfasts:// with TLS, and its HTTP port "
+                "is for other programs"
             )
         raise InvalidInput(f"no engine for {match[1]}:// in this version; use a file's path, or one of {known}")
     return match[1], match[2]
