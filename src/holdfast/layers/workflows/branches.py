@@ -71,9 +71,9 @@ class Branch:
 
     def write(self, journal: Journal, key: str, write: Write) -> None:
         """A write to the state. What the branch's own code wrote in an earlier run is in the store already."""
-        if journal.left:
-            return
         if not self.is_step:
+            if journal.left:
+                return  # nobody will come to it; a step that still ends has all that it wrote
             if journal.past.covers(self.path, self.position):
                 self.buffer.put(key, write)  # until the next call
                 return
