@@ -19,6 +19,7 @@ import pytest
 import holdfast
 from holdfast.testing.servers.keeper import KeeperServer
 from tests.faults.driver import ROOT
+from tests.stopping import stop
 
 _numbers = itertools.count(1)
 
@@ -49,7 +50,7 @@ async def outlive_a_holder(url: str, how: str) -> tuple[str, str]:
     try:
         held, token = holder.stdout.readline().split()
         assert held == "held"
-        os.kill(holder.pid, signal.SIGSTOP)
+        stop(holder.pid, url)
         credential = os.environ["HOLDFAST_TOKEN"] if url.startswith("holdfast") else None
         async with holdfast.open(url, background=False, token=credential) as store:
             space = store.space("fencing", agent="successor")

@@ -19,6 +19,7 @@ from holdfast.testing.servers.redis import RedisServer
 from tests.faults import nursery
 from tests.faults.working import SPACE, child, expected, journey, paused
 from tests.servers import started
+from tests.stopping import stop
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 EXECUTIONS = 1_000 if SOAK else 100
@@ -35,13 +36,14 @@ class PausedWorker:
 
     def __init__(self, url: str, token: str | None, folder: Path, *, broken: bool) -> None:
         self._folder = folder
+        self._url = url
         environment = {"HOLDFAST_SLOW": "1"} | ({} if token is None else {"HOLDFAST_TOKEN": token})
         settings = {"url": url, "lease": LEASE, "broken": broken}
         self._process = nursery.start("tests.faults.working", settings, folder / "paused.log", **environment)
 
     async def pause(self) -> None:
         await self._seen("begun")
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid, self._url)
 
     async def wake(self) -> None:
         """Let it end its step, and try to write what came of it."""

@@ -37,6 +37,7 @@ from holdfast.manager.place import Place
 from holdfast.testing.servers.keeper import KeeperServer
 from tests.manager.conftest import SPACE, end, inside, running, serving, until
 from tests.processes.conftest import is_alive, living
+from tests.stopping import stop
 
 HERE = "tests.manager.targets"
 
@@ -263,7 +264,7 @@ async def test_a_manager_paused_past_its_lease_ends_its_children_and_registers_a
         state = await running(handle)
         assert state.manager == served.info.tid
         await manager.resume()
-        os.kill(served.info.pid, signal.SIGSTOP)
+        stop(served.info.pid, path)
         while (taken := await handle.state()).manager != other.info.tid or taken.pid is None:
             await asyncio.sleep(0.02)
         os.kill(served.info.pid, signal.SIGCONT)
