@@ -54,6 +54,8 @@ from holdfast.layers.workflows.state import DELETE, KEYS_MAX, SET, Write, check_
 
 UNCHANGED: Final = object()
 """The input stays as it was."""
+READ_MAX: Final = 20
+"""How often one that is running is read, until it has done nothing meanwhile."""
 
 
 async def fork_execution(
@@ -71,11 +73,8 @@ async def fork_execution(
     """Make the execution `id`, which goes on from a step of another. Conflict when there is one of this id."""
     written = _edits(state or {}, without)
     _, _, meta = await standing_of(scope, source)
-    while True:  # of one moment: it may be running
-        events = [event for _, event in await log_of(scope, source)]
-        records, steps = await records_of(scope, source), meta.config.get("steps", [])
-        if len(await log_of(scope, source)) == len(events):
-            break
+    events, records = await _of_one_moment(scope, source)
+    steps = meta.config.get("steps", [])
     cut = with_children(cut_before(records, events, steps, from_step), records)
     cut = over_migrations(cut, records, events, steps)
     path, before = path_of(from_step), _before(records, events, steps, path_of(from_step))
@@ -122,6 +121,16 @@ def _edits(state: dict[str, Any], without: Sequence[str]) -> dict[str, Write]:
         **{key: [SET, value] for key, value in state.items()},
         **{check_key(key): [DELETE, None] for key in without},
     }
+
+
+async def _of_one_moment(scope: Scope, id: str) -> tuple[list[LogEvent], dict[str, StepRecord]]:
+    """What an execution has done, although it may be running."""
+    for _ in range(READ_MAX):
+        events = [event for _, event in await log_of(scope, id)]
+        records = await records_of(scope, id)
+        if len(await log_of(scope, id)) == len(events):
+            return events, records
+    raise Conflict(f"execution {id!r} does more while it is read, each of {READ_MAX} times; pause it, and fork it then")
 
 
 def _before(records: Records, events: list[LogEvent], steps: list[str], path: str) -> str:

@@ -22,7 +22,7 @@ from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Operation
 from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
 from holdfast.layers.blobs import BlobRef
-from holdfast.layers.workflows.branches import BRANCH, Branch
+from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
 from holdfast.layers.workflows.definitions import ONCE, Retry
 from holdfast.layers.workflows.entries import INLINE_BYTES_MAX, Fault, StepRecord, Wait, fault_of, raw
 from holdfast.layers.workflows.journal import BODY
@@ -45,6 +45,10 @@ class Caller(Protocol):
     context: Context
     replaced: Mapping[str, Callable[..., Any]]
     """What tests do instead of a step, by its name."""
+
+    @property
+    def runnable(self) -> Runnable | None:
+        """What counts whether an execution can be put aside; None where it cannot."""
 
 
 class Elsewhere(Protocol):
@@ -176,7 +180,7 @@ async def perform(run: Run, task: Task) -> Any:
 async def attempt_once(run: Caller, task: Task, branch: Branch) -> Any:
     if task.timeout_ms is None:
         return await _call(run, task, branch)
-    runnable = getattr(run, "runnable", None)
+    runnable = run.runnable
     if runnable is not None:
         runnable.more()  # its time runs here: it is not put aside, whatever it waits for
     running = asyncio.get_running_loop().create_task(_call(run, task, branch))

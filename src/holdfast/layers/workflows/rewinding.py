@@ -173,13 +173,15 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list
     for path in dropped:
         if path.endswith("/~body"):
             kept.setdefault(path.rpartition("/")[0], 0)  # one that only wrote, and is dropped as a whole
-    for branch in kept:
-        below, upto = f"{branch}/" if branch else "", 0
-        for event in told:
-            if event.branch == branch:
-                upto = max(upto, event.body)
-            if event.path and event.path.startswith(below) and event.path not in dropped and event.event != FORKED:
-                kept[branch] = max(kept[branch], upto)
+    upto = dict.fromkeys(kept, 0)
+    for event in told:
+        if event.branch in upto:
+            upto[event.branch] = max(upto[event.branch], event.body)
+        around = event.path if event.path not in dropped and event.event != FORKED else ""
+        while around:
+            around = around.rpartition("/")[0]
+            if around in kept:
+                kept[around] = max(kept[around], upto[around])
     return Cut(frozenset(dropped), kept)
 
 
