@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from holdfast import Context, Space, workflow
 from tests.layers.hosting import Hosts, soon
+from tests.layers.resuming import RUNS, double, forget, hosts
 from tests.layers.test_workflow_turns import waiting
 from tests.layers.tills import New, Old, renamed
 
-RUNS: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    RUNS.clear()
-
-
-@pytest.fixture
-async def hosts(boss: Space) -> AsyncIterator[Hosts]:
-    made = Hosts(boss)
-    yield made
-    await soon(made.close())
-
-
-async def double(n: int) -> int:
-    await asyncio.sleep(0)
-    return n * 2
+__all__ = ["forget", "hosts"]
 
 
 async def add(ctx: Context, n: int) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,48 +17,11 @@ import pytest
 from holdfast import Context, ExecutionHandle, ManualClock, Space, StepFailed, TaskSpec, Worker, step, workflow
 from holdfast.layers.workflows.state import Buffer, Cell, View
 from tests.layers.hosting import Hosts, soon, until
+from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, note, passes, two
 from tests.layers.test_workflow_turns import waiting
 from tests.layers.tills import New, Old, renamed, waits_for_signal
 
-RUNS: list[str] = []
-GATES: dict[str, asyncio.Event] = {}
-two = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    RUNS.clear()
-    GATES.clear()
-
-
-@pytest.fixture
-async def hosts(boss: Space) -> AsyncIterator[Hosts]:
-    made = Hosts(boss)
-    yield made
-    await soon(made.close())
-
-
-def gate(name: str) -> asyncio.Event:
-    return GATES.setdefault(name, asyncio.Event())
-
-
-async def passes(name: str) -> None:
-    await gate(name).wait()
-
-
-async def fails_behind(name: str) -> None:
-    await gate(name).wait()
-    raise ValueError("no")
-
-
-async def double(n: int) -> int:
-    await asyncio.sleep(0)
-    return n * 2
-
-
-async def note(text: str) -> str:
-    RUNS.append(text)
-    return text
+__all__ = ["forget", "hosts"]
 
 
 async def stuck_once(text: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,53 +11,16 @@ from holdfast import Context, ExecutionHandle, ManualClock, Retry, Space, StepFa
 from holdfast.layers.workflows import forking
 from holdfast.layers.workflows.reading import records_of
 from tests.layers.hosting import Hosts, soon, until
+from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, note, passes, two
 from tests.layers.test_workflow_turns import waiting
 
-RUNS: list[str] = []
-GATES: dict[str, asyncio.Event] = {}
-two = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    RUNS.clear()
-    GATES.clear()
-
-
-@pytest.fixture
-async def hosts(boss: Space) -> AsyncIterator[Hosts]:
-    made = Hosts(boss)
-    yield made
-    await soon(made.close())
-
-
-def gate(name: str) -> asyncio.Event:
-    return GATES.setdefault(name, asyncio.Event())
-
-
-async def passes(name: str) -> None:
-    await gate(name).wait()
-
-
-async def fails_behind(name: str) -> None:
-    await gate(name).wait()
-    raise ValueError("no")
+__all__ = ["forget", "hosts"]
 
 
 async def fails_once(text: str) -> None:
     RUNS.append(text)
     if RUNS.count(text) == 1:
         raise ValueError("no")
-
-
-async def double(n: int) -> int:
-    await asyncio.sleep(0)
-    return n * 2
-
-
-async def note(text: str) -> str:
-    RUNS.append(text)
-    return text
 
 
 async def add(ctx: Context, n: int) -> None:
