@@ -12,7 +12,7 @@ from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 
 T = TypeVar("T")
-DEADLINE_S = 20
+DEADLINE_S = 90
 
 MOMENTUM: dict[str, Any] = {
     "agent_version": "1.2.1",

@@ -13,7 +13,7 @@ from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 
 T = TypeVar("T")
-DEADLINE_S = 30
+DEADLINE_S = 90
 
 
 async def soon(work: Awaitable[T]) -> T:
