@@ -26,16 +26,18 @@ from benchmarks.rounds import Plan, Turn, take_turns, timed_async
 from benchmarks.stores import stores
 from holdfast import Context, Space, workflow
 from holdfast.codec import encode
-from holdfast.engine import Entry
+from holdfast.engine import ID_DIGITS, Entry
 from holdfast.layers.workflows.entries import (
     COMPLETED,
     PENDING,
     Execution,
+    LogEvent,
     Meta,
     StepRecord,
     ended_key,
     execution_key,
     live_key,
+    log_prefix,
     meta_key,
     raw,
     steps_prefix,
@@ -198,6 +200,10 @@ async def _resume(kind: str, store: holdfast.Store) -> Line:
                 encode(StepRecord("completed", n, "step", now, now, result=raw(1, ""))),
                 "",
             )
+            for n in range(STEPS)
+        ),
+        *(
+            (f"{log_prefix('x')}{n + 1:0{ID_DIGITS}}", encode(LogEvent(now, "completed", f"step#{n}")), "")
             for n in range(STEPS)
         ),
     ]
