@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from holdfast import Space
-from tests.layers.hosting import Hosts, soon
+from holdfast import Context, Space
+from tests.layers.hosting import Hosts, soon, until
 
 RUNS: list[str] = []
 GATES: dict[str, asyncio.Event] = {}
@@ -49,3 +50,16 @@ async def double(n: int) -> int:
 async def note(text: str) -> str:
     RUNS.append(text)
     return text
+
+
+async def look(ctx: Context) -> dict[str, Any]:
+    return ctx.state.all()
+
+
+async def noted(text: str) -> None:
+    """Return when this step has begun."""
+
+    async def found() -> bool:
+        return text in RUNS
+
+    await until(found)

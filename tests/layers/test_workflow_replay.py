@@ -17,7 +17,7 @@ import pytest
 from holdfast import Context, ExecutionHandle, ManualClock, Space, StepFailed, TaskSpec, Worker, step, workflow
 from holdfast.layers.workflows.state import Buffer, Cell, View
 from tests.layers.hosting import Hosts, soon, until
-from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, note, passes, two
+from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, look, note, noted, passes, two
 from tests.layers.test_workflow_turns import waiting
 from tests.layers.tills import New, Old, renamed, waits_for_signal
 
@@ -42,19 +42,6 @@ async def put(ctx: Context, key: str, value: Any) -> None:
 async def remove(ctx: Context, *keys: str) -> None:
     for key in keys:
         del ctx.state[key]
-
-
-async def look(ctx: Context) -> dict[str, Any]:
-    return ctx.state.all()
-
-
-async def noted(text: str) -> None:
-    """Return when this step has begun."""
-
-    async def found() -> bool:
-        return text in RUNS
-
-    await until(found)
 
 
 async def status_of(handle: ExecutionHandle) -> str:

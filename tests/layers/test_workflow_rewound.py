@@ -11,7 +11,7 @@ from holdfast import Context, ExecutionHandle, ManualClock, Retry, Space, StepFa
 from holdfast.layers.workflows import forking
 from holdfast.layers.workflows.reading import records_of
 from tests.layers.hosting import Hosts, soon, until
-from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, note, passes, two
+from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, look, note, noted, passes, two
 from tests.layers.test_workflow_turns import waiting
 
 __all__ = ["forget", "hosts"]
@@ -29,19 +29,6 @@ async def add(ctx: Context, n: int) -> None:
 
 async def put(ctx: Context, key: str, value: Any) -> None:
     ctx.state[key] = value
-
-
-async def look(ctx: Context) -> dict[str, Any]:
-    return ctx.state.all()
-
-
-async def noted(text: str) -> None:
-    """Return when this step has begun."""
-
-    async def found() -> bool:
-        return text in RUNS
-
-    await until(found)
 
 
 async def recorded(handle: ExecutionHandle, path: str) -> None:

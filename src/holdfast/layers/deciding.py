@@ -91,9 +91,7 @@ async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
         as_read = [VersionIs(context.key, context.version)]
     found: list[tuple[int, str, dict[str, Any]]] = []
     size, after, more = 0, None, True
-    while more and (
-        after is None or len(found) < state.metadata.needed
-    ):  # an agent may have filled its sections with others
+    while more and (after is None or len(found) < state.metadata.needed):  # others may have filled the first pages
         page = await scope.engine.scan(scope.space, sections.prefix, after=after, limit=ENTRIES_MAX)
         for entry in page.entries:
             keys.append(entry.key)

@@ -194,8 +194,8 @@ class View:
 
     def replay(self, writes: dict[str, Write], number: int) -> None:
         """The code has come to what these wrote; once."""
-        if self.came_to(writes):
-            for key, write in writes.items():
+        for key, write in writes.items():
+            if self.came_to(writes, key):
                 self.apply(key, write, number)
 
     def _ahead_of(self, key: str, beside: str) -> list[tuple[int, Write]]:
