@@ -40,7 +40,6 @@ from holdfast.layers.workflows.entries import (
     log_prefix,
     meta_key,
     raw,
-    steps_prefix,
     tag_of,
 )
 from holdfast.testing.servers.process import MissingServer
@@ -194,18 +193,7 @@ async def _resume(kind: str, store: holdfast.Store) -> Line:
         (meta_key("x"), encode(meta), ""),
         (execution_key("x"), encode(Execution("x", "long", PENDING, now, now)), tag_of(PENDING)),
         (live_key("long", "x"), b"null", ""),
-        *(
-            (
-                f"{steps_prefix('x')}step#{n}",
-                encode(StepRecord("completed", n, "step", now, now, result=raw(1, ""))),
-                "",
-            )
-            for n in range(STEPS)
-        ),
-        *(
-            (f"{log_prefix('x')}{n + 1:0{ID_DIGITS}}", encode(LogEvent(now, "completed", f"step#{n}")), "")
-            for n in range(STEPS)
-        ),
+        *((f"{log_prefix('x')}{n + 1:0{ID_DIGITS}}", encode(_told(n, now)), "") for n in range(STEPS)),
     ]
     for start in range(0, len(entries), LOADED):
         some = sorted(entries)[start : start + LOADED]
@@ -220,6 +208,11 @@ async def _resume(kind: str, store: holdfast.Store) -> Line:
         await (await space.workflows.get("x")).result("60s")
     more = {"steps": STEPS}
     return Line(f"workflows_{kind}_resume", begun[0] - began, "s", goal=Goal("ours", "at most", 1.0), more=more)
+
+
+def _told(n: int, now: int) -> LogEvent:
+    record = StepRecord("completed", n, "step", now, now, result=raw(1, ""))
+    return LogEvent(now, "completed", f"step#{n}", record=record)
 
 
 async def _finished(plan: Plan) -> AsyncIterator[Line]:

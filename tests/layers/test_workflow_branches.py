@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Space, workflow
+from holdfast import Context, ExecutionFailed, Space, workflow
 from tests.layers.hosting import Hosts, soon, waits_for
 
 DONE: list[str] = []
@@ -85,3 +85,23 @@ async def test_what_has_not_begun_when_another_fails_does_nothing_and_holds_up_n
     await handle.signal("go")
     assert await soon(handle.result()) == "no"
     assert DONE == ["after"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("others", OTHERS)
+async def test_code_that_cleans_up_while_it_is_put_aside_begins_nothing(boss: Space, hosts: Hosts, others: str) -> None:
+    @workflow
+    async def cleans(ctx: Context, others: str) -> str:
+        try:
+            await ctx.wait_for("go")
+        finally:
+            await ctx.gather(two_steps(ctx), *OTHERS[others](ctx), ctx.step("last", does, "last"))
+        return "done"
+
+    await hosts.start(cleans)
+    handle = await boss.workflows.start(cleans, others)
+    await waits_for(handle, "signal")
+    assert DONE == []
+    await handle.cancel()
+    with pytest.raises(ExecutionFailed, match="was cancelled"):
+        await soon(handle.result())

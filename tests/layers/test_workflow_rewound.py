@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast import Context, ExecutionHandle, ManualClock, Retry, Space, StepFailed, workflow
-from holdfast.layers.workflows import forking
-from holdfast.layers.workflows.reading import records_of
+from holdfast.layers.workflows import reading
+from holdfast.layers.workflows.journal import TOLD_BYTES_MAX
+from holdfast.layers.workflows.reading import log_of
 from tests.layers.hosting import Hosts, soon, until
 from tests.layers.resuming import RUNS, double, fails_behind, forget, gate, hosts, look, note, noted, passes, two
 from tests.layers.test_workflow_turns import waiting
@@ -21,6 +22,12 @@ async def fails_once(text: str) -> None:
     RUNS.append(text)
     if RUNS.count(text) == 1:
         raise ValueError("no")
+
+
+async def add_much(ctx: Context, n: int) -> str:
+    """A step that has an entry of its own."""
+    await ctx.state.increment("n", n)
+    return "." * (TOLD_BYTES_MAX + 1)
 
 
 async def add(ctx: Context, n: int) -> None:
@@ -314,7 +321,7 @@ async def test_a_fork_of_one_that_runs_is_of_one_moment(
     async def running(ctx: Context) -> Any:
         async def one() -> None:
             await ctx.wait_for("go")
-            await ctx.step("add", add, 1)
+            await ctx.step("add", add_much, 1)
 
         async def other() -> None:
             await ctx.step("note", note, "note")
@@ -328,11 +335,13 @@ async def test_a_fork_of_one_that_runs_is_of_one_moment(
 
     async def meanwhile(*given: Any) -> Any:
         """It goes on between the reading of its log and that of its steps."""
+        found = await log_of(*given)
+        monkeypatch.undo()
         await handle.signal("go")
         await recorded(handle, "gather#0/0/add#0")
-        return await records_of(*given)
+        return found
 
-    monkeypatch.setattr(forking, "records_of", meanwhile)
+    monkeypatch.setattr(reading, "log_of", meanwhile)
     fork = await handle.fork("gather#0/1/note#0")
     await fork.signal("end")
     assert await soon(fork.result()) == 1

@@ -52,7 +52,7 @@ from holdfast.layers.workflows.entries import (
 )
 from holdfast.layers.workflows.handles import ExecutionHandle
 from holdfast.layers.workflows.journal import Journal
-from holdfast.layers.workflows.reading import every
+from holdfast.layers.workflows.reading import every, journal_of
 from holdfast.layers.workflows.running import Run
 from holdfast.testing.dying import Inline
 
@@ -73,12 +73,12 @@ async def record_history(handle: ExecutionHandle) -> History:
     if entry is None or meta is None:
         raise InvalidInput(f"there is no execution {id!r} to record")
     steps: dict[str, Any] = {}
-    async for found in every(scope, steps_prefix(id)):
-        record = decode(found.value, StepRecord)
+    records, _ = await journal_of(scope, id)
+    for path, record in records.items():
         if record.blob is not None:
             kept = msgspec.Raw(encode(await workflows._value(record.result, record.blob)))
             record = msgspec.structs.replace(record, result=kept, blob=None)
-        steps[found.key[len(steps_prefix(id)) :]] = decode(encode(record))
+        steps[path] = decode(encode(record))
     return {
         "format": FORMAT,
         "meta": decode(meta.value),

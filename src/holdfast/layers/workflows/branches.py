@@ -52,7 +52,7 @@ class Branch:
         self.attempt: int = attempt if step is None else step.attempt
         self.task: asyncio.Task[Any] | None = None
         self.refuses = False
-        """Whether it was cancelled before it began: no call is made here."""
+        """Whether it was cancelled before it began."""
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
@@ -117,6 +117,11 @@ class Call:
         self.position = position
 
 
+def refused(branch: Branch, journal: Journal) -> bool:
+    """Whether no call is made here any more."""
+    return branch.refuses or journal.left
+
+
 def call(journal: Journal, name: str) -> Call:
     """The next call of the branch whose code is running."""
     branch = here()
@@ -129,8 +134,8 @@ def call(journal: Journal, name: str) -> Call:
             f"{name!r} was called in a task that the workflow's code started by itself, or in a thread: such calls have no "
             "order that could be repeated. Use await ctx.gather(…) to do several things at the same time"
         )
-    if branch.refuses or journal.left:
-        raise asyncio.CancelledError
+    if refused(branch, journal):
+        return Call(branch, branch.below(name), branch.position)  # whoever awaits it is told
     ordinal = branch.ordinals.get(name, 0)
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
@@ -175,15 +180,16 @@ class Runnable:
 class Within:
     """As long as a call lasts: whoever awaits it does not count, the call does."""
 
-    __slots__ = ("_blocks", "_runnable")
+    __slots__ = ("_blocks", "_journal", "_runnable")
 
-    def __init__(self, runnable: Runnable) -> None:
+    def __init__(self, runnable: Runnable, journal: Journal) -> None:
         self._runnable = runnable
+        self._journal = journal
         self._blocks = False
 
     def __enter__(self) -> None:
         branch = here()
-        if branch.refuses:
+        if refused(branch, self._journal):
             self._runnable.count -= 1  # the call; its branch counts as well, so this is never the last
             raise asyncio.CancelledError
         self._blocks = branch.task is None or asyncio.current_task() is branch.task

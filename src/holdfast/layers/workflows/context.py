@@ -13,7 +13,6 @@ running task (`branches.py`). Names and durations are checked when a call is mad
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
@@ -29,7 +28,7 @@ from holdfast.keys import check_name
 from holdfast.layers.queue_entries import check_queue
 from holdfast.layers.task_spec import TaskSpec
 from holdfast.layers.workflows.away import AsTask, OnQueue, importable
-from holdfast.layers.workflows.branches import Branch, Call, Within, call, here
+from holdfast.layers.workflows.branches import Branch, Call, Within, call, here, refused
 from holdfast.layers.workflows.branching import Work, branch_out, refuse
 from holdfast.layers.workflows.children import await_child, begin_child
 from holdfast.layers.workflows.definitions import (
@@ -170,7 +169,7 @@ class Context:
         return self.performed(task)
 
     async def performed(self, task: Task) -> Any:
-        with Within(self._run.runnable):
+        with Within(self._run.runnable, self._run.journal):
             return await perform(self._run, task)
 
     def map(
@@ -228,7 +227,7 @@ class Context:
         elsewhere: Elsewhere | None = None,
     ) -> list[Any]:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable):
+        with Within(run.runnable, journal):
             if journal.last.get(made.path, -1) >= len(items):
                 raise NonDeterminism(
                     f"map {made.path!r} of execution {journal.id!r} had more than {len(items):,} items when it ran before",
@@ -289,19 +288,12 @@ class Context:
         """
         if len(awaitables) > BRANCHES_MAX:
             raise InvalidInput(f"gather takes at most {BRANCHES_MAX:,} branches, not {len(awaitables):,}; use ctx.map")
-        try:
-            made = self._call("gather")
-        except asyncio.CancelledError:
-            for each in awaitables:
-                if inspect.iscoroutine(each):
-                    each.close()  # nobody will await it
-            raise
-        return self._gathered(made, awaitables, return_exceptions)
+        return self._gathered(self._call("gather"), awaitables, return_exceptions)
 
     async def _gathered(self, made: Call, awaitables: tuple[Awaitable[Any], ...], return_exceptions: bool) -> list[Any]:
-        if here().refuses:
+        if refused(here(), self._run.journal):
             await refuse(awaitables)
-        with Within(self._run.runnable):
+        with Within(self._run.runnable, self._run.journal):
             show(self._run, made.branch)
             named = [(f"{made.path}/{number}", each) for number, each in enumerate(awaitables)]
             try:
@@ -318,7 +310,7 @@ class Context:
 
     async def _slept(self, made: Call, ms: int) -> None:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable):
+        with Within(run.runnable, journal):
             record = journal.visit(made.path)
             until = record.until if record is not None else None
             if until is None:
@@ -336,7 +328,7 @@ class Context:
 
     async def _waited(self, made: Call, name: str, ms: int | None, default: Any) -> Any:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable):
+        with Within(run.runnable, journal):
             record = journal.visit(made.path)
             if record is None:
                 now = run.clock.now_ms()
@@ -368,7 +360,7 @@ class Context:
         return self._bore(made, workflow, input, None if id is None else check_execution(id), detached, priority)
 
     async def _bore(self, made: Call, workflow: Any, input: Any, id: str | None, detached: bool, priority: int) -> Any:
-        with Within(self._run.runnable):
+        with Within(self._run.runnable, self._run.journal):
             record = self._run.journal.visit(made.path)
             if record is None:
                 record = await begin_child(self._run, made, workflow, input, id, detached, priority)
@@ -382,6 +374,8 @@ class Context:
         if branch.is_step:
             return as_datetime(run.clock.now_ms())
         made = self._made("now")
+        if refused(branch, run.journal):
+            raise asyncio.CancelledError
         record = run.journal.visit(made.path)
         if record is None:
             record = StepRecord("completed", made.position, "now", run.clock.now_ms())

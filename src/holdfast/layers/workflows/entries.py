@@ -5,8 +5,9 @@
     workflows/live/<name>/<id>           there as long as it has not ended: what a listing reads
     workflows/ended/<name>/<13 digits>/<id>   when it ended, as long as it is kept
     workflows/line/<name>/<key>/<pp>/<19 digits>  one that waits for another to end (`limits.py`)
-    journal/steps/<id>/<path>            one step: status, attempts, times, result or error; `~state` has the version of a typed state
-    journal/log/<id>/<19 digits>         what happened, in order, with the state that was written
+    journal/log/<id>/<19 digits>         what happened, in order, with the state that was written; the end of a step has its record
+    journal/steps/<id>/<path>            one step that the log does not tell: it waits, was tried before, has a large result, or is done
+                                         elsewhere: status, attempts, times, result or error; `~state` has the version of a typed state
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
     journal/items/<id>/<key>/<generation>/<19 digits>
     journal/mail/<id>/<name>/<19 digits> what its worker is to do (`~cancel`, `~pause`, `~resume`), how its children ended, and steps done elsewhere
@@ -73,6 +74,8 @@ STEP: Final = "~step:"
 """Before the path of a step that is done elsewhere: how that went."""
 STATE: Final = "~state"
 """Instead of a step's name: of which version its state is."""
+RETRIED: Final = "retried"
+"""The event of the log that takes back what it names."""
 ERRANDS: Final = JOURNAL.prefix("errands")
 
 
@@ -193,6 +196,8 @@ class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a migration: fields that are new, and got their default."""
     places: dict[str, tuple[int, int]] = {}
     """Of a migration, by branch: the last call that had been made, and how many of the branch's own writes were committed up to it."""
+    record: StepRecord | None = None
+    """Of the step that this tells the end of, unless it is kept as an entry of its own."""
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):

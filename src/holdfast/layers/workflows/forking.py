@@ -37,7 +37,7 @@ from holdfast.layers.workflows.entries import (
     steps_prefix,
 )
 from holdfast.layers.workflows.journal import Parts
-from holdfast.layers.workflows.reading import log_of, records_of, standing_of
+from holdfast.layers.workflows.reading import journal_of, log_of, standing_of, told_in
 from holdfast.layers.workflows.rewinding import (
     FORKED,
     Fold,
@@ -73,7 +73,7 @@ async def fork_execution(
     """Make the execution `id`, which goes on from a step of another. Conflict when there is one of this id."""
     written = _edits(state or {}, without)
     _, _, meta = await standing_of(scope, source)
-    events, records = await _of_one_moment(scope, source)
+    records, events = await _of_one_moment(scope, source)
     steps = meta.config.get("steps", [])
     cut = with_children(cut_before(records, events, steps, from_step), records)
     cut = over_migrations(cut, records, events, steps)
@@ -90,10 +90,13 @@ async def fork_execution(
     edited = LogEvent(now, FORKED, path, scope.actor, writes=written, branch=before)
     kept = [each for each in fold.events if each.path or each.writes or each.body_writes or each.version]
     fold.add(edited)
+    told = told_in(kept)
     forked = _meta(meta, check_execution(id), path, now, input)
     absent = Absent(meta_key(id))
     parts: list[Parts] = [
-        _record(blobs, id, each, record) for each, record in records.items() if each not in cut.dropped
+        _record(blobs, id, each, record)
+        for each, record in records.items()
+        if each not in cut.dropped and each not in told
     ]
     parts += [([Put(f"{log_prefix(id)}{number:019d}", encode(each))], []) for number, each in enumerate(kept, 1)]
     parts += [(writing(id, fold.view, [key]), []) for key in fold.view.cells if fold.view.cell(key) is not None]
@@ -123,13 +126,12 @@ def _edits(state: dict[str, Any], without: Sequence[str]) -> dict[str, Write]:
     }
 
 
-async def _of_one_moment(scope: Scope, id: str) -> tuple[list[LogEvent], dict[str, StepRecord]]:
+async def _of_one_moment(scope: Scope, id: str) -> tuple[dict[str, StepRecord], list[LogEvent]]:
     """What an execution has done, although it may be running."""
     for _ in range(READ_MAX):
-        events = [event for _, event in await log_of(scope, id)]
-        records = await records_of(scope, id)
+        records, events = await journal_of(scope, id)
         if len(await log_of(scope, id)) == len(events):
-            return events, records
+            return records, events
     raise Conflict(f"execution {id!r} does more while it is read, each of {READ_MAX} times; pause it, and fork it then")
 
 

@@ -57,11 +57,11 @@ from holdfast.layers.workflows.entries import (
     check_execution,
     execution_key,
     execution_of,
+    log_prefix,
     meta_key,
     meta_of,
     queue_name,
     raw,
-    steps_prefix,
     tag_of,
 )
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
@@ -69,7 +69,7 @@ from holdfast.layers.workflows.fresh import Fresh
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
 from holdfast.layers.workflows.outside import Outside
-from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of, state_of
+from holdfast.layers.workflows.reading import every, journal_of, log_of, standing_of, state_of
 from holdfast.layers.workflows.retrying import retry_execution
 from holdfast.layers.workflows.schedules import Schedules
 from holdfast.layers.workflows.sending import send
@@ -177,8 +177,9 @@ class ExecutionHandle:
 
     async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
         """What is recorded of each of its steps, by path; their results too, unless told otherwise."""
+        records, _ = await journal_of(self._scope, self.id)
         found: dict[str, dict[str, Any]] = {}
-        for path, record in (await records_of(self._scope, self.id)).items():
+        for path, record in records.items():
             found[path] = await self._workflows._shown(record, results)
         return found
 
@@ -191,7 +192,7 @@ class ExecutionHandle:
         yield view
         if view.status in ENDINGS:
             return
-        async for _ in scope.engine.watch(scope.space, execution_key(self.id), steps_prefix(self.id), cursor=cursor):
+        async for _ in scope.engine.watch(scope.space, execution_key(self.id), log_prefix(self.id), cursor=cursor):
             view = await self.status()
             yield view
             if view.status in ENDINGS:

@@ -1,6 +1,6 @@
 """What an execution has done, and the commits by which it does more.
 
-A journal is read when a worker takes an execution: its records by path, what the log says each step wrote. While it runs, whatever
+A journal is read when a worker takes an execution: what each step gave, by path, and what the log says it wrote. While it runs, whatever
 happens is staged as an effect (result, state, event: the operations that belong together) and sent with the others that were
 staged in the same moment, as one batch. Every batch is conditional on the reservation: on the message that is the right to run this
 execution standing under this worker's lease. A worker that lost it writes nothing any more.
@@ -25,6 +25,7 @@ from holdfast.errors import Conflict, LeaseLost, Unavailable
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.earlier import Earlier
 from holdfast.layers.workflows.entries import (
+    RETRIED,
     STATE,
     Fault,
     LogEvent,
@@ -36,13 +37,15 @@ from holdfast.layers.workflows.entries import (
     steps_prefix,
 )
 from holdfast.layers.workflows.past import Carried, Past
-from holdfast.layers.workflows.reading import every
-from holdfast.layers.workflows.rewinding import FORKED, MIGRATED, RETRIED, TYPED, Cut, taken_back
+from holdfast.layers.workflows.reading import every, told_in
+from holdfast.layers.workflows.rewinding import FORKED, MIGRATED, TYPED, Cut, taken_back
 from holdfast.layers.workflows.state import View, Write
 
 GATHERED_MAX: Final = OPERATIONS_MAX - 24
 """Operations of effects in one batch; the rest is for what begins or ends a run."""
 GATHERED_BYTES_MAX: Final = 1_000_000
+TOLD_BYTES_MAX: Final = 4_096
+"""A step with a larger result has an entry of its own, so that the log is read quickly."""
 BODY: Final = "~body"
 """Instead of a step's name: how much of a branch's own writes were committed without a step."""
 
@@ -114,6 +117,9 @@ class Journal:
 
     async def load(self, upgrade: Upgrade = as_it_is) -> None:
         """Read what was done before; what was written under an earlier version of the state is shown as `upgrade` makes it."""
+        events = [decode(entry.value, LogEvent) async for entry in every(self.scope, self._log)]
+        for path, record in told_in(events).items():
+            self._remember(path, record)
         async for entry in every(self.scope, self._steps):
             self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
         prefix, generations = data_prefix(self.id), self.view.generations
@@ -121,7 +127,6 @@ class Journal:
             self.has_state = True
             if entry.tag:
                 generations[entry.key[len(prefix) :]] = entry.tag, decode(entry.value, str)
-        events = [decode(entry.value, LogEvent) async for entry in every(self.scope, self._log)]
         lost, version = taken_back(events), ""
         for place, event in enumerate(events):
             number = self.view.next()
@@ -242,6 +247,25 @@ class Journal:
         self._remember(path, record)
         return Put(self._steps + path, encode(record))
 
+    def ended(
+        self,
+        path: str,
+        record: StepRecord,
+        event: str,
+        writes: dict[str, Write],
+        branch: str,
+        body_writes: dict[str, Write],
+    ) -> list[Operation]:
+        """Remember how a step ended, and what tells it: the log, and the record by itself where there is one already, or a large one."""
+        body = record.body if body_writes else 0
+        if path in self.records or record.blob is not None or len(bytes(record.result)) > TOLD_BYTES_MAX:
+            return [
+                self.record(path, record),
+                self.event(event, path, record.error, writes, branch, body, body_writes),
+            ]
+        self._remember(path, record)
+        return [self.event(event, path, record.error, writes, branch, body, body_writes, record)]
+
     def event(
         self,
         event: str,
@@ -251,10 +275,10 @@ class Journal:
         branch: str = "",
         body: int = 0,
         body_writes: dict[str, Write] | None = None,
+        record: StepRecord | None = None,
     ) -> Push:
-        told = LogEvent(
-            self.scope.clock.now_ms(), event, path, "", error, writes or {}, branch, body, body_writes or {}
-        )
+        now = self.scope.clock.now_ms()
+        told = LogEvent(now, event, path, "", error, writes or {}, branch, body, body_writes or {}, record=record)
         return Push(self._log, encode(told))
 
     def writing(self, writes: dict[str, Write]) -> list[Operation]:

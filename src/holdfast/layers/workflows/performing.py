@@ -252,10 +252,7 @@ async def complete(
     record = StepRecord(
         status, task.position, task.kind, started_at, now, attempts, result=result, blob=blob, body=body
     )
-    operations.append(journal.record(task.path, record))
-    operations.append(
-        journal.event(event, task.path, None, writes, task.branch.path, body if body_writes else 0, body_writes)
-    )
+    operations += journal.ended(task.path, record, event, writes, task.branch.path, body_writes)
     if blob is None:
         journal.stage(operations, conditions)
     else:
@@ -324,8 +321,8 @@ async def give_up(
     record = StepRecord(
         "failed", task.position, task.kind, started_at, run.clock.now_ms(), attempts, error=fault, body=body
     )
-    written = journal.event("failed", task.path, fault, None, task.branch.path, body if body_writes else 0, body_writes)
-    journal.stage([*carried, journal.record(task.path, record), written, *also])
+    written = journal.ended(task.path, record, "failed", {}, task.branch.path, body_writes)
+    journal.stage([*carried, *written, *also])
     raise failed(task.path, record) from exc
 
 

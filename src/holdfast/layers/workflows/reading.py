@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from holdfast.engine import SCAN_MAX, Entry
 from holdfast.errors import NotFound
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
+    RETRIED,
     Execution,
     LogEvent,
     Meta,
@@ -47,10 +48,25 @@ async def standing_of(scope: Scope, id: str) -> tuple[Entry, Execution, Meta]:
     return entry, execution_of(entry), meta_of(described)
 
 
-async def records_of(scope: Scope, id: str) -> dict[str, StepRecord]:
-    """What is recorded of its steps, by path."""
-    prefix = steps_prefix(id)
-    return {entry.key[len(prefix) :]: decode(entry.value, StepRecord) async for entry in every(scope, prefix)}
+async def journal_of(scope: Scope, id: str) -> tuple[dict[str, StepRecord], list[LogEvent]]:
+    """What is recorded of its steps, by path, and its log."""
+    events, prefix = [event for _, event in await log_of(scope, id)], steps_prefix(id)
+    records = told_in(events)
+    async for entry in every(scope, prefix):
+        records[entry.key[len(prefix) :]] = decode(entry.value, StepRecord)
+    return dict(sorted(records.items())), events
+
+
+def told_in(events: Iterable[LogEvent]) -> dict[str, StepRecord]:
+    """What the log itself records of steps, by path: what no retry has taken back."""
+    told: dict[str, StepRecord] = {}
+    for event in events:
+        if event.record is not None:
+            told[event.path] = event.record
+        elif event.event == RETRIED:
+            for path in event.writes:
+                told.pop(path, None)
+    return told
 
 
 async def state_of(scope: Scope, id: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from holdfast.layers.workflows.entries import (
     PAUSED,
     PENDING,
     RESUME,
+    RETRIED,
     STEP,
     Execution,
     LogEvent,
@@ -54,9 +55,8 @@ from holdfast.layers.workflows.entries import (
     tally_key,
 )
 from holdfast.layers.workflows.limits import slots_key, taking
-from holdfast.layers.workflows.reading import every, log_of, records_of, standing_of
+from holdfast.layers.workflows.reading import every, journal_of, log_of, standing_of
 from holdfast.layers.workflows.rewinding import (
-    RETRIED,
     Cut,
     Fold,
     cut_before,
@@ -82,8 +82,7 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
         raise Conflict(
             f"execution {id!r} is {execution.status}; only what has failed can be tried again", key=entry.key
         )
-    records = await records_of(scope, id)
-    events = [event for _, event in await log_of(scope, id)]
+    records, events = await journal_of(scope, id)
     steps = meta.config.get("steps", [])
     cut = failed_cut(records, events, steps) if from_step is None else cut_before(records, events, steps, from_step)
     cut = over_migrations(with_children(cut, records), records, events, steps)
@@ -160,9 +159,10 @@ async def _again(scope: Scope, id: str, events: list[LogEvent], cut: Cut) -> lis
 
     `events` are those before it was decided to take them back.
     """
+    steps = steps_prefix(id)
     return [
         *[Delete(key) async for key in _obsolete(scope, id, cut)],
-        *(Delete(steps_prefix(id) + path) for path in sorted(cut.dropped)),
+        *[Delete(each.key) async for each in every(scope, steps) if each.key[len(steps) :] in cut.dropped],
         *_state_before(id, events, cut),
     ]
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from holdfast.codec import encode
 from holdfast.engine import Delete, Operation, Put
 from holdfast.errors import InvalidInput
-from holdfast.layers.workflows.entries import LogEvent, StepRecord, data_prefix
+from holdfast.layers.workflows.entries import RETRIED, LogEvent, StepRecord, data_prefix
 from holdfast.layers.workflows.state import SET, View
 
-RETRIED: Final = "retried"
 FORKED: Final = "forked"
 TYPED: Final = "typed"
 """The first event of a state that has a type: what its fields are from the beginning."""
@@ -286,7 +287,7 @@ class Fold:
 
 
 def _without_body(event: LogEvent) -> LogEvent:
-    return LogEvent(event.at, event.event, event.path, event.by, event.error, event.writes, event.branch)
+    return msgspec.structs.replace(event, body=0, body_writes={})
 
 
 def _read(view: View, key: str) -> Any:
