@@ -124,6 +124,25 @@ async def test_a_group_of_unknown_keys_is_replaced_in_one_call(url: str, calls: 
         assert info.usage == [Usage("a", "a", 41, sum(len(f"a/{n}") + 2 for n in range(40)) + len("a/mine") + 1)]
 
 
+async def test_one_entry_is_written_by_the_plain_call_whatever_else_it_is_conditional_on(
+    url: str, calls: Calls
+) -> None:
+    """As long as nobody else writes: then what was seen is as it was."""
+    async with opened(url) as engine, opened(url) as other:
+        await engine.commit(SPACE, Batch("a", (Put("k/right", b"1"), Put("k/other", b"1"))))
+        conditional = Batch("a", (Put("k/new", b"2"),), (Present("k/right"),))
+        calls.taken()
+        await engine.commit(SPACE, conditional)
+        assert calls.taken() == ["write_one"]
+        await other.commit(SPACE, Batch("b", (Delete("k/right"),)))
+        with pytest.raises(Conflict):
+            await engine.commit(SPACE, conditional)
+        await other.commit(SPACE, Batch("b", (Put("k/right", b"3"),)))
+        calls.taken()
+        await engine.commit(SPACE, conditional)
+        assert calls.taken()[-1] == "write_group"  # others write: what it is conditional on is compared
+
+
 async def test_what_depends_on_the_entry_is_evaluated_again(url: str, calls: Calls) -> None:
     """A condition, a sum, a tag that the feed must tell: the key comes back with the answer."""
     before = [put("a/n", b"41"), put("a/there"), put("a/tagged", tag="list")]

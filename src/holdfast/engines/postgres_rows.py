@@ -219,19 +219,22 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     )
     usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
     asked = [] if group.empty else list(group.asked)
-    if len(writes) == 1 and len(usage) <= 1 and not asked and state.seen <= writes.keys():
+    if uses is not None or not state.sure:
+        compared = state.seen - blind
+    else:  # as long as the head is where it was, so is all that was seen
+        compared = absent
+    if len(writes) == 1 and len(usage) <= 1 and not asked and compared <= writes.keys():
         [(key, entry)] = writes.items()
         charged, charge = usage[0] if usage else ((None, None), (None, None))
         guesses = (TRUE if absent else FALSE, TRUE if blind else FALSE)
         one = (key.encode(), *guesses, *_fact(state, uses, key), *_columns(entry))
         return WRITE_ONE, (*expected, *one, text(charged[0]), text(charged[1]), int8(charge[0]), int8(charge[1]))
     gone = [(key, old.version) for key in writes if (old := state.known(key)) is not None]
-    facts = sorted(state.seen - blind) if uses is not None or not state.sure else sorted(absent)
     return WRITE_GROUP, (
         *expected,
         text_array(sorted(absent)),
         int4(len(blind)),
-        *_facts(state, uses, facts),
+        *_facts(state, uses, sorted(compared)),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
         *_entry_arrays(
