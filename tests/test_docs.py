@@ -236,7 +236,9 @@ def cli_reference() -> str:
         "An option wins over its environment variable. The default store is `.holdfast/store.db` in the nearest folder,",
         "from here upwards, that has a `.holdfast` or a `.git`; the first write makes it. A command that only reads makes",
         'nothing. Errors are one sentence on stderr, or `{"error", "message"}` with `--json`; exit codes are in',
-        "[errors](../errors.md). Piped tables are lines with tabs. `HOLDFAST_DEBUG=1` shows where an error comes from.",
+        '[errors](../errors.md). A value is JSON where it is JSON, and else text; what begins with `{`, `[` or `"` and is no',
+        "JSON is refused: `--text`, or JSON text (`'\"[draft]\"'`), says that text is meant. Piped tables are lines",
+        "with tabs. `HOLDFAST_DEBUG=1` shows where an error comes from.",
     ]
     for name in top.list_commands(None):
         lines += _command(f"holdfast {name}", top.get_command(None, name))

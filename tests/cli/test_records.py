@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, files
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -26,13 +27,51 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
         ("123456789012345678901234567890", "123456789012345678901234567890", "123456789012345678901234567890"),
         ("grüße 🌊", "grüße 🌊", '"grüße 🌊"'),
         ("", "", '""'),
-        ("{not json", "{not json", '"{not json"'),
+        ("not {json}", "not {json}", '"not {json}"'),
     ],
 )
 def test_a_word_is_json_if_it_is_json_and_text_otherwise(cli: Cli, word: str, printed: str, as_json: str) -> None:
     cli("set", "k", word)
     assert cli("get", "k").out == printed + "\n"
     assert cli("get", "k", "--json").out == as_json + "\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "where"),
+    [
+        ("{symbol: MSFT}", "expecting property name enclosed in double quotes at line 1, column 2"),
+        (' {"a": 1', "expecting ',' delimiter at line 1, column 9"),
+        ("[1,\n2,]", "expecting value at line 2, column 3"),
+        ('"abc', "unterminated string starting at line 1, column 1"),
+        ("[NaN]", "invalid character"),
+    ],
+)
+def test_what_begins_as_json_and_is_none_is_refused(cli: Cli, folder: Path, word: str, where: str) -> None:
+    before = files(folder)
+    for call in (["set", "k", word], ["append", "k", "a", word], ["queue", "put", "q", word]):
+        refused = cli(*call, code=2)
+        assert where in refused.err
+        assert "--text" in refused.err
+    assert where in cli("set", "k", "-", stdin=word, code=2).err
+    assert where in cli("set", "k", "1", "--if-value", word, code=2).err
+    assert where in cli("get", "k", "--default", word, code=2).err
+    assert files(folder) == before
+    cli("set", "k", word, "--text")
+    assert cli("get", "k", "--json").json == word
+
+
+def test_where_there_is_no_text_option_the_refusal_says_how_text_is_written(cli: Cli) -> None:
+    refused = cli("doc", "contribute", "d", "[a]", code=2)
+    assert refused.err.endswith("""write it as JSON text: '"[a]"'\n""")
+    cli("doc", "contribute", "d", '"[a]"')
+    assert '"data":"[a]"' in cli("doc", "show", "d", "--json").out
+
+
+def test_a_line_that_is_broken_json_is_named_with_what_was_done_before(cli: Cli) -> None:
+    lines = "".join(f"{number}\n" for number in range(102)) + "[id].tsx\n"
+    refused = cli("append", "files", "-", stdin=lines, code=2)
+    assert "line 103 (100 before it are done): '[id].tsx' looks like JSON" in refused.err
+    assert len(cli("list", "files", "--json").json) == 100
 
 
 def test_text_forces_text(cli: Cli) -> None:

@@ -29,11 +29,11 @@ async def append(session: Session, key: Key, items: Items, text: AsText = False,
     \b
     Example:
       holdfast append files a.csv b.csv
-      ls | holdfast append files -
+      ls | holdfast append files - --text
     """
-    count = 0
+    count, chunks = 0, values.several(items, as_text=text)
     async with session.space(create=True) as space:
-        for chunk in values.several(items, as_text=text):
+        for chunk in chunks:
             await space.records.append_to_list(key, *chunk, ttl=ttl)
             count += len(chunk)
     output.value({"key": key, "appended": count} if session.json else count, session.json)
@@ -61,9 +61,9 @@ async def add(session: Session, key: Key, items: Items, text: AsText = False, tt
     Example:
       holdfast add errors E1 E2
     """
-    count = 0
+    count, chunks = 0, values.several(items, as_text=text)
     async with session.space(create=True) as space:
-        for chunk in values.several(items, as_text=text):
+        for chunk in chunks:
             count += await space.records.add_to_set(key, *chunk, ttl=ttl)
     output.value({"key": key, "added": count} if session.json else count, session.json)
 
@@ -76,9 +76,9 @@ async def remove(session: Session, key: Key, items: Items, text: AsText = False)
     Example:
       holdfast remove errors E1
     """
-    count = 0
+    count, chunks = 0, values.several(items, as_text=text)
     async with session.space() as space:
-        for chunk in values.several(items, as_text=text):
+        for chunk in chunks:
             count += await space.records.remove_from_set(key, *chunk)
     output.value({"key": key, "removed": count} if session.json else count, session.json)
 

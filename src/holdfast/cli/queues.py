@@ -92,15 +92,14 @@ async def put(
     rank = values.whole_number(priority)
     if dedup is not None and (body is None or len(body) != 1 or body == [values.STDIN]):
         raise InvalidInput("--dedup is for one message; give one body")
+    groups = values.several(body, as_text=text) if body else None
     async with session.space(create=True) as space:
         q = space.queue(name)
-        if dedup is not None and body is not None:
-            ids = [await q.put(values.parsed(body[0], as_text=text), priority=rank, delay=delay, dedup=dedup)]
-            _tell_ids(ids, session.json)
-            return
-        groups = [[values.given(None, as_text=text)]] if not body else values.several(body, as_text=text)
-        for bodies in groups:
-            ids = await q.put_many(bodies, priority=rank, delay=delay)
+        for bodies in groups or [[values.given(None, as_text=text)]]:
+            if dedup is None:
+                ids = await q.put_many(bodies, priority=rank, delay=delay)
+            else:
+                ids = [await q.put(bodies[0], priority=rank, delay=delay, dedup=dedup)]
             _tell_ids(ids, session.json)
             output.flush()
 
@@ -182,6 +181,7 @@ async def ack(
 
     if (result is None) != (to is None):
         raise InvalidInput("--result and --to belong together: the result is put into that queue")
+    outcome = None if result is None else values.parsed(result)
     async with session.space() as space:
         q = space.queue(name)
         for id in ids:
@@ -189,7 +189,7 @@ async def ack(
             if to is None:
                 await settling.ack()
             else:
-                await settling.complete(values.parsed(result or ""), to=to)
+                await settling.complete(outcome, to=to)
             _tell_ids([id], session.json)
 
 

@@ -36,6 +36,7 @@ async def get(
       holdfast get retries --default 3
     """
     missing: Any = object()
+    otherwise = None if default is None else values.parsed(default)
     try:
         async with session.space() as space:
             value = await space.records.get(key, missing)
@@ -44,7 +45,7 @@ async def get(
     except NotFound:
         if default is None:
             raise
-        value = values.parsed(default)
+        value = otherwise
     output.value(value, session.json)
 
 
@@ -92,8 +93,9 @@ async def set_(
 ) -> None:
     """Write a value and print its version.
 
-    A value that is JSON is stored as that (42, true, null, {"a": 1}, "42"), everything else as text. A condition that
-    does not hold changes nothing, and the exit code is 3.
+    A value that is JSON is stored as that (42, true, null, {"a": 1}, "42"), everything else as text. What begins with {,
+    [ or " and is no JSON is refused, unless --text says that it is text. A condition that does not hold changes nothing,
+    and the exit code is 3.
 
     \b
     Example:
@@ -104,6 +106,7 @@ async def set_(
     """
     if if_absent + (if_version is not None) + (if_value is not None) > 1:
         raise InvalidInput("give one of --if-absent, --if-version and --if-value")
+    expected = None if if_value is None else values.parsed(if_value, as_text=text)
     new = values.given(value, as_text=text)
     options: dict[str, Any] = {"ttl": ttl, "type": type, "state": state}
     _check(session, batch.set_(key, new, **options))
@@ -111,7 +114,6 @@ async def set_(
         if if_absent:
             version = await space.records.compare_and_swap(key, new, expect=batch.ABSENT, **options)
         elif if_value is not None:
-            expected = values.parsed(if_value, as_text=text)
             version = await space.records.compare_and_swap(key, new, expect=expected, **options)
         elif if_version is not None:
             version = await space.records.compare_and_swap(

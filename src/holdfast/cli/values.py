@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
@@ -16,23 +16,33 @@ from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.records import ITEMS_MAX
 
 STDIN: Final = "-"
+QUOTED_MAX: Final = 60
+"""Characters of a text that an error shows as it should be written."""
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a file that describes something."""
 STDIN_BYTES_MAX: Final = 4 * VALUE_BYTES_MAX
 """What is read of a piped value: JSON may be laid out more widely than it is stored."""
 
 
-def parsed(text: str, *, as_text: bool = False) -> Any:
-    """The value a word stands for: JSON if it is JSON, else the text itself."""
+def parsed(text: str, *, as_text: bool | None = None) -> Any:
+    """The value a word stands for: JSON if it is JSON, else the text itself. What begins as JSON does and is none is refused.
+
+    `as_text` is None where the command has no --text.
+    """
     if as_text:
         return text
     try:
         return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text
+    except (ValueError, RecursionError) as exc:
+        if not text.lstrip().startswith(("{", "[", '"')):
+            return text
+        way = f"write it as JSON text: {_quoted(text)}" if as_text is None else "give --text"
+        raise InvalidInput(
+            f"{text!r:.60} looks like JSON and is none: {_break(text, exc)}; correct it or, if text is meant, {way}"
+        ) from None
 
 
-def given(text: str | None, *, as_text: bool = False) -> Any:
+def given(text: str | None, *, as_text: bool | None = None) -> Any:
     """The value of an argument; "-", or none at all in a pipe, reads it from stdin. One final line end is not part of it."""
     if text is not None and text != STDIN:
         return parsed(text, as_text=as_text)
@@ -44,23 +54,31 @@ def given(text: str | None, *, as_text: bool = False) -> Any:
     return parsed(_text(data), as_text=as_text)
 
 
-def several(texts: Sequence[str], *, as_text: bool = False) -> Iterator[list[Any]]:
+def several(texts: Sequence[str], *, as_text: bool | None = None) -> Iterable[list[Any]]:
     """The values of arguments, as many at a time as one call takes; a single "-" reads one value a line from stdin."""
-    if list(texts) != [STDIN]:
-        yield [parsed(text, as_text=as_text) for text in texts]
-        return
-    stdin = _stdin("values")
+    return _lines(as_text) if list(texts) == [STDIN] else [[parsed(text, as_text=as_text) for text in texts]]
+
+
+def _lines(as_text: bool | None) -> Iterator[list[Any]]:
+    stdin, done = _stdin("values"), 0
     lines = iter(lambda: stdin.readline(STDIN_BYTES_MAX), b"")
     while chunk := list(islice(lines, ITEMS_MAX)):
-        yield [parsed(_text(line), as_text=as_text) for line in chunk]
+        found = []
+        for line in chunk:
+            try:
+                found.append(parsed(_text(line), as_text=as_text))
+            except InvalidInput as exc:
+                raise InvalidInput(f"line {done + len(found) + 1} ({done} before it are done): {exc}") from None
+        yield found
+        done += len(chunk)
 
 
 def strict(data: bytes) -> Any:
-    """JSON, or ValueError."""
+    """JSON, or a ValueError that says where it breaks."""
     try:
         return msgspec.json.decode(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(_break(data, exc)) from None
 
 
 def json_file(name: str) -> dict[str, Any]:
@@ -144,3 +162,25 @@ def _text(data: bytes) -> str:
         return data.decode().removesuffix("\n")
     except UnicodeDecodeError as exc:
         raise InvalidInput(f"what was piped in is not UTF-8 text ({exc}); keep binary data as a blob") from exc
+
+
+def _break(data: str | bytes, exc: Exception) -> str:
+    """Where JSON breaks, and what was expected there; `exc` is what msgspec said."""
+    import json  # which knows lines and columns, and takes its time to be imported
+
+    if isinstance(exc, RecursionError):
+        return "it is nested too deeply"
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as found:
+        why = found.msg[:1].lower() + found.msg[1:].removesuffix(" at")
+        return f"{why} at line {found.lineno}, column {found.colno}"
+    except (ValueError, RecursionError):
+        pass
+    return str(exc).removeprefix("JSON is malformed: ")
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(msgspec.json.encode(text).decode()) if len(text) <= QUOTED_MAX else "in double quotes"
