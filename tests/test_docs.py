@@ -238,7 +238,8 @@ def cli_reference() -> str:
         'nothing. Errors are one sentence on stderr, or `{"error", "message"}` with `--json`; exit codes are in',
         '[errors](../errors.md). A value is JSON where it is JSON, and else text; what begins with `{`, `[` or `"` and is no',
         "JSON is refused: `--text`, or JSON text (`'\"[draft]\"'`), says that text is meant. Piped tables are lines",
-        "with tabs. `HOLDFAST_DEBUG=1` shows where an error comes from.",
+        "with tabs. Times are ISO 8601 in UTC to the millisecond, `2026-01-31T08:00:00.000Z`, also in JSON; values, and messages",
+        "that are shown as they are stored, keep what is in them. `HOLDFAST_DEBUG=1` shows where an error comes from.",
     ]
     for name in top.list_commands(None):
         lines += _command(f"holdfast {name}", top.get_command(None, name))

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-import msgspec
-
 from holdfast.cli import output, values
 from holdfast.cli.command import Option, command, group, topic
 from holdfast.cli.session import Session
@@ -109,7 +107,7 @@ async def verify(
     async with _audit(session) as found:
         result = await found.verify(expect)
     if session.json:
-        output.json_line({"sound": result.sound, **msgspec.to_builtins(result)})
+        output.json_line({"sound": result.sound, **output.plain(result)})
     else:
         output.line(f"{'sound' if result.sound else 'NOT SOUND'}, up to version {result.upto}")
         output.line(f"head      {result.hash}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Ended, command, topic
 from holdfast.cli.session import Session, opened
@@ -33,7 +31,7 @@ async def doctor(
     async with opened(where, json=session.json, token=session.token_for(where)) as store:
         findings = await store.doctor()
     if session.json:
-        output.json_line(msgspec.to_builtins(findings))
+        output.json_line(output.plain(findings))
     else:
         columns = ("level", "subject", "message", "advice")
         output.table(columns, [[getattr(finding, column) for column in columns] for finding in findings])

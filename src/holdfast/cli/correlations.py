@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
-import msgspec
-
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
@@ -59,7 +57,9 @@ async def _list(session: Session, status: str | None, prefix: str, limit: int) -
     async with session.space() as space:
         found = await space.correlations.list(status=status, prefix=prefix, limit=limit)  # type: ignore[arg-type]
     if session.json:
-        output.json_line([{"id": state.corr_id, "status": state.status, **_plain(state.metadata)} for state in found])
+        output.json_line(
+            [{"id": state.corr_id, "status": state.status, **output.plain(state.metadata)} for state in found]
+        )
         return
     rows = [
         [
@@ -177,7 +177,7 @@ async def decide(
     async with session.space() as space:
         decision = await space.orchestrator(merge=merge, publish=publish).decide(id)
     if session.json:
-        output.json_line(_plain(decision))
+        output.json_line(output.plain(decision))
     else:
         output.line(_sentence(decision))
 
@@ -191,10 +191,10 @@ def _show(view: CorrelationView, decision: Decision | None, json: bool) -> None:
             "missing": list(view.missing),
             "missing_count": view.missing_count,
             "late": view.late,
-            "metadata": _plain(view.metadata),
+            "metadata": output.plain(view.metadata),
             "version": view.version,
             "expires_at": output.moment(view.expires_at),
-            "decision": None if decision is None else _plain(decision),
+            "decision": None if decision is None else output.plain(decision),
         }
         output.json_line(told)
         return
@@ -212,7 +212,3 @@ def _sentence(decision: Decision) -> str:
     told = " ".join(word for word in words if word)
     reason = decision.details.get("reason")
     return f"decided: {told}" + (f" ({reason})" if reason else f", confidence {decision.confidence:g}")
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)

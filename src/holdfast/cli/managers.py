@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-import msgspec
-
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.run import check_reachable
@@ -180,7 +178,7 @@ def _not_one(found: list[ManagerInfo]) -> NotFound | InvalidInput:
 
 
 def _told(info: ManagerInfo) -> dict[str, Any]:
-    return {**msgspec.to_builtins(info), "draining": info.draining}
+    return {**output.plain(info), "draining": info.draining}
 
 
 def _how(info: ManagerInfo) -> str:

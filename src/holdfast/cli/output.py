@@ -158,8 +158,21 @@ def brief(value: Any) -> str:
 
 
 def moment(at: datetime | None) -> str | None:
-    """ISO 8601, UTC, to the millisecond."""
+    """ISO 8601, UTC, to the millisecond: how every time is printed, for people and for programs."""
     return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def plain(value: Any) -> Any:
+    """What the library tells as objects, as JSON has it."""
+    return _timed(msgspec.to_builtins(value, builtin_types=(datetime,)))
+
+
+def _timed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timed(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_timed(each) for each in value]
+    return moment(value) if isinstance(value, datetime) else value
 
 
 def for_people(text: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import msgspec
+from typing import Annotated
 
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.run import check_reachable, see_to_a_manager
 from holdfast.cli.session import Session
-from holdfast.layers.pipeline_states import PipelineSpec, PipelineState
+from holdfast.layers.pipeline_states import PipelineSpec
 
 app = topic()
 commands = topic()
@@ -64,7 +62,7 @@ async def run(
         if id is None:
             output.note(f"pipeline {handle.id}", session.json)
         result = await handle.result()
-        output.json_line({**_plain(await handle.state()), "result": result} if session.json else result)
+        output.json_line({**output.plain(await handle.state()), "result": result} if session.json else result)
 
 
 @command(commands, name="list")
@@ -82,7 +80,7 @@ async def _list(session: Session) -> None:
     async with session.space() as space:
         found = await space.tasks.pipelines.list()
     if session.json:
-        output.json_line([_plain(state) for state in found])
+        output.json_line([output.plain(state) for state in found])
         return
     rows = [
         [state.id, state.spec.name, state.status, output.moment(state.created_at) or "", state.reason or ""]
@@ -102,7 +100,7 @@ async def status(session: Session, id: Id) -> None:
     async with session.space() as space:
         state = await (await space.tasks.pipelines.get(id)).state()
     if session.json:
-        output.json_line(_plain(state))
+        output.json_line(output.plain(state))
         return
     output.line(f"{output.shown(state.id)}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
     rows = []
@@ -123,9 +121,4 @@ async def cancel(session: Session, id: Id) -> None:
     """
     async with session.space() as space:
         state = await (await space.tasks.pipelines.get(id)).cancel()
-    output.value(_plain(state) if session.json else state.status, session.json)
-
-
-def _plain(state: PipelineState) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(state)
-    return told
+    output.value(output.plain(state) if session.json else state.status, session.json)

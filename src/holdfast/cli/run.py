@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Ended, Option, command, topic
 from holdfast.cli.session import Session, file_of
-from holdfast.cli.tasks import plain, readable, tell_output
+from holdfast.cli.tasks import readable, tell_output
 from holdfast.engines.registry import split_url
 from holdfast.errors import Conflict, Error, InvalidInput, NotFound, TaskFailed, TaskPending
 from holdfast.layers.task_control import WRITE_BYTES_MAX, Command
@@ -189,7 +189,7 @@ async def _tell(handle: TaskHandle, state: TaskState, json: bool) -> None:
     """What a task gave, and, where its exit code does not say it, what went wrong."""
     given = await handle.result(wait=0) if state.result is not None and state.status == "completed" else None
     if json:
-        told = plain(state) if state.result is None else plain(state) | {"result": given}
+        told = output.plain(state) if state.result is None else output.plain(state) | {"result": given}
         if state.output is None or state.output.spilled is None:  # what is in a blob, holdfast logs gives
             told["output"] = readable(await handle.output())
         output.json_line(told)

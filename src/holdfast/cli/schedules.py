@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import msgspec
+from typing import Annotated
 
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Option, command, group, topic
@@ -74,7 +72,7 @@ async def add(
         if not await space.workflows.is_served(workflow):
             output.note(f"no worker serves {workflow!r} now; nothing is started as long as none does", session.json)
     text = f"{output.shown(made.id)}: next at {output.moment(made.next_at)}"
-    output.value(_plain(made) if session.json else text, session.json)
+    output.value(output.plain(made) if session.json else text, session.json)
 
 
 @command(commands, name="list")
@@ -92,7 +90,7 @@ async def _list(session: Session) -> None:
     async with session.space() as space:
         found = await space.workflows.schedules.list()
     if session.json:
-        output.json_line([_plain(each) for each in found])
+        output.json_line([output.plain(each) for each in found])
         return
     columns = ("id", "workflow", "cron", "zone", "next", "last", "started", "missed")
     output.table(columns, [_row(each) for each in found])
@@ -146,7 +144,3 @@ async def resume(session: Session, id: Id) -> None:
 
 def _done(session: Session, id: str, status: str) -> None:
     output.value({"id": id, "status": status} if session.json else f"{output.shown(id)}: {status}", session.json)
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Final
 
-import msgspec
-
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
@@ -69,7 +67,7 @@ async def status(
         live = await space.tasks.list(status=LIVE)
     if session.json:
         output.json_line(
-            {"counts": counts, "managers": msgspec.to_builtins(managers), "tasks": [plain(each) for each in live]}
+            {"counts": counts, "managers": output.plain(managers), "tasks": [output.plain(each) for each in live]}
         )
         return
     output.line("  ".join(f"{name} {number}" for name, number in counts.items()))
@@ -108,7 +106,7 @@ async def result(
         else:
             given = await handle.result(wait=patience)
         if session.json:
-            output.json_line({**plain(await handle.state()), "result": readable(given)})
+            output.json_line({**output.plain(await handle.state()), "result": readable(given)})
         elif isinstance(given, bytes):
             output.Stream().write(given)
         else:
@@ -195,7 +193,7 @@ async def _list(session: Session, only: list[str] | None, pattern: str | None, l
     async with session.space() as space:
         found = await space.tasks.list(status=only or None, pattern=pattern, limit=limit)  # type: ignore[arg-type]
     if session.json:
-        output.json_line([plain(each) for each in found])
+        output.json_line([output.plain(each) for each in found])
     else:
         _tell_list(found)
 
@@ -367,7 +365,7 @@ def _tell_answers(answers: list[tuple[str, ControlAnswer | Error]], json: bool) 
         if isinstance(answer, Error):
             told: dict[str, Any] = {"tid": tid, "status": answer.code, "message": str(answer)}
         else:
-            told = {"tid": tid, **msgspec.to_builtins(answer)}
+            told = {"tid": tid, **output.plain(answer)}
         if json:
             output.json_line(told)
         else:
@@ -377,24 +375,18 @@ def _tell_answers(answers: list[tuple[str, ControlAnswer | Error]], json: bool) 
 # --- as text ---
 
 
-def plain(state: TaskState) -> dict[str, Any]:
-    """A state as JSON."""
-    told: dict[str, Any] = msgspec.to_builtins(state)
-    return told
-
-
 def tell_state(state: TaskState, json: bool) -> None:
     if json:
-        output.json_line(plain(state))
+        output.json_line(output.plain(state))
         return
-    for name, told in plain(state).items():
+    for name, told in output.plain(state).items():
         output.line(f"{name:<14}  {output.shown(told) if isinstance(told, str) else output.as_json(told)}")
 
 
 def _tell_event(event: TaskEvent, json: bool) -> None:
     told = {name: each for name, each in event.fields.items() if name != "taskspec"}
     if json:
-        state = None if event.state is None else plain(event.state)
+        state = None if event.state is None else output.plain(event.state)
         head = {"id": event.id, "tid": event.tid, "event": event.event, "at": output.moment(event.timestamp)}
         output.json_line(head | event.fields | {"state": state})
     else:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, Final
 
-import msgspec
-
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
@@ -69,7 +67,7 @@ async def _list(session: Session, name: str | None, status: str | None, limit: i
     async with session.space() as space:
         found = await space.workflows.list(name=name, status=status, limit=limit)
     if session.json:
-        output.json_line([_plain(view) for view in found])
+        output.json_line([output.plain(view) for view in found])
         return
     rows = [
         [
@@ -130,8 +128,8 @@ async def _show(session: Session, workflows: Workflows, handle: ExecutionHandle,
         for line in lines_of(view, steps, state, result, served=served, now=now):
             output.line(line)
         return
-    told = _plain(view) | {"served": served, "state": state, "result": result}
-    output.json_line(told | {"steps": _plain(steps), "timeline": [_plain(row) for row in rows_of(steps)]})
+    told = output.plain(view) | {"served": served, "state": state, "result": result}
+    output.json_line(told | {"steps": output.plain(steps), "timeline": [output.plain(row) for row in rows_of(steps)]})
 
 
 @command(commands)
@@ -163,7 +161,7 @@ async def start(
         if wait is not None:
             output.value(await handle.result(wait), session.json)
             return
-        output.value(_plain(await handle.status()) if session.json else handle.id, session.json)
+        output.value(output.plain(await handle.status()) if session.json else handle.id, session.json)
 
 
 @command(commands)
@@ -275,7 +273,7 @@ async def fork(
     async with session.space() as space:
         handle = await space.workflows.get(id)
         made = await handle.fork(from_step, id=new, state=edited, without=without or (), **given)
-        output.value(_plain(await made.status()) if session.json else made.id, session.json)
+        output.value(output.plain(await made.status()) if session.json else made.id, session.json)
 
 
 @command(commands)
@@ -297,7 +295,7 @@ async def history(
         points = await handle.history(after=whole_number(after), limit=whole_number(number))
     if session.json:
         for point in points:
-            output.json_line(_plain(point))
+            output.json_line(output.plain(point))
         return
     rows = [
         [
@@ -332,7 +330,7 @@ async def diff(
     async with session.space() as space:
         found = await (await space.workflows.get(id)).diff(_point(old), _point(new))
     if session.json:
-        output.json_line([{"path": each.path, **_plain(each)} for each in found])
+        output.json_line([{"path": each.path, **output.plain(each)} for each in found])
         return
     for each in found:
         output.line(output.shown(str(each)))
@@ -358,7 +356,7 @@ async def archive(
         for id in ids:
             made = await (await space.workflows.get(id)).archive(keep=keep)
             output.value(
-                _plain(made) if session.json else f"{output.shown(id)}: {made.blob.size:,} bytes", session.json
+                output.plain(made) if session.json else f"{output.shown(id)}: {made.blob.size:,} bytes", session.json
             )
 
 
@@ -373,7 +371,7 @@ async def archives(session: Session, name: Name = None, number: Number = str(LIS
     async with session.space() as space:
         found = await space.workflows.archives(name=name, limit=whole_number(number))
     if session.json:
-        output.json_line([_plain(each) for each in found])
+        output.json_line([output.plain(each) for each in found])
         return
     rows = [
         [each.id, each.name, each.status, output.moment(each.ended_at) or "", output.moment(each.archived_at) or ""]
@@ -418,7 +416,7 @@ async def cleanup(
     async with session.space() as space:
         done = await space.workflows.cleanup(older_than, name=name, archive=not no_archive, keep=keep)
     if session.json:
-        output.json_line(_plain(done))
+        output.json_line(output.plain(done))
         return
     output.line(f"removed {done.removed:,}, archived {done.archived:,}" + ("; there are more" if done.more else ""))
 
@@ -426,7 +424,3 @@ async def cleanup(
 def _done(session: Session, id: str, status: str) -> None:
     """What was asked for is on its way; a worker does it."""
     output.value({"id": id, "status": status} if session.json else f"{output.shown(id)}: {status}", session.json)
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
