@@ -40,6 +40,17 @@ def test_a_document_is_shown_with_its_contributions_and_what_is_stale(cli: Cli) 
     assert cli("doc", "--prefix", "other", "--json").json == []
 
 
+def test_a_document_that_is_not_there_is_told_and_ends_with_4(cli: Cli) -> None:
+    etag = cli("doc", "replace", NAME, '{"n":1}').out.strip()
+    refused = cli("doc", "show", "research/MSTF", code=4)
+    assert refused.out == ""
+    assert "there is no document 'research/MSTF' in space 'default'" in refused.err
+    assert cli("doc", "show", "research/MSTF", "--json", code=4).error["error"] == "not_found"
+    cli("doc", "contribute", "notes", "1")
+    assert cli("doc", "show", "notes", "--json").json["etag"] == 0
+    assert cli("doc", "show", NAME, "--json").json["etag"] == int(etag)
+
+
 def test_a_body_is_replaced_only_at_its_etag(cli: Cli) -> None:
     etag = cli("doc", "replace", NAME, '{"n":1}', "--json").json["etag"]
     refused = cli("doc", "replace", NAME, '{"n":2}', "--json", code=3)

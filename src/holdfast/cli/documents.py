@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, group, topic
 from holdfast.cli.session import Session
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.conflicts import Contradiction
 from holdfast.layers.contributions import DocumentView
 from holdfast.layers.history import DocumentEvent
@@ -58,6 +58,8 @@ async def doc(
 async def show(session: Session, name: Name) -> None:
     """Show the body, every contribution, and which of them rest on outdated inputs.
 
+    Without any of them the exit code is 4; history also knows documents that were deleted.
+
     \b
     Example:
       holdfast doc show research/MSFT
@@ -65,6 +67,10 @@ async def show(session: Session, name: Name) -> None:
     """
     async with session.space() as space:
         view = await space.document(name).read(consistency="strong")
+        if not (view.etag or view.sections or view.reducers):
+            raise NotFound(
+                f"there is no document {name!r} in space {space.name!r}; holdfast doc lists those with a body"
+            )
     if session.json:
         output.json_line(_view(view))
         return
