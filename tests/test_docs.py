@@ -207,6 +207,12 @@ def test_pages_stay_short() -> None:
     assert not long, "\n".join(long)
 
 
+def test_the_first_guide_says_how_code_that_awaits_is_run() -> None:
+    prose = (ROOT / "docs" / "guides" / "getting-started.md").read_text().partition("```python")[0]
+    assert "asyncio.run(main())" in prose
+    assert "python -m asyncio" in prose
+
+
 def test_decisions_are_numbered_without_gaps_and_have_their_parts() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     assert [page.name[:4] for page in decisions] == [f"{number:04}" for number in range(1, len(decisions) + 1)]
