@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -62,7 +63,7 @@ def encode(value: Any) -> bytes:
     except UnicodeEncodeError:
         raise InvalidInput("the value contains text with a lone surrogate, which is not valid Unicode") from None
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
-        raise InvalidInput(f"the value cannot be stored as JSON: {exc}") from exc
+        raise InvalidInput(f"the value cannot be stored as JSON: {_odd_key(value, exc)}") from exc
     # NaN and infinity come out as null: only then is it worth looking for them.
     if b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
@@ -78,17 +79,37 @@ def _may_have_nan(value: Any) -> bool:
 
 
 def _refuse_nan(value: Any) -> None:
-    stack = [value]
+    for item in _within(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            raise InvalidInput(f"the value contains {item!r}: JSON has no such number")
+
+
+def _odd_key(value: Any, exc: Exception) -> str:
+    """What is wrong with a value; msgspec does not say with which key."""
+    for item in _within(value) if "str keys" in str(exc) else ():
+        for key in item if isinstance(item, dict) else ():
+            if not isinstance(key, str):
+                return (
+                    f"{key!r:.60} is no key for an object, whose keys are text; make it text, or keep a list of pairs"
+                )
+    return str(exc)
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """The value and everything in it, each container once."""
+    stack, seen = [value], dict[int, Any]()
     while stack:
         item = stack.pop()
-        if isinstance(item, float):
-            if not math.isfinite(item):
-                raise InvalidInput(f"the value contains {item!r}: JSON has no such number")
-        elif isinstance(item, dict):
+        if isinstance(item, dict | list):
+            if id(item) in seen:
+                continue
+            seen[id(item)] = item  # kept, so that no other gets its id
+        yield item
+        if isinstance(item, dict):
             stack.extend(item.values())
         elif isinstance(item, list | tuple | set | frozenset):
             stack.extend(item)
-        elif not isinstance(item, str | int | None):
+        elif not isinstance(item, str | int | float | None):
             if hasattr(item, "model_dump"):
                 stack.append(item.model_dump(mode="python"))
             elif hasattr(item, "__struct_fields__") or hasattr(item, "__dataclass_fields__"):
@@ -112,7 +133,37 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as exc:
         name = getattr(as_type, "__name__", str(as_type))
-        raise InvalidInput(f"the stored value is not a {name}: {exc}") from exc
+        raise InvalidInput(f"the stored value is not a {name}: {mistake(exc)}") from exc
+
+
+def mistake(exc: Exception) -> str:
+    """What msgspec found to be of another type, in words for who wrote it."""
+    found = _MISTAKE.fullmatch(str(exc))
+    if found is None:
+        return str(exc)
+    where = (found["where"] or "$")[1:].removeprefix(".")
+    if found["missing"]:
+        return f"{where}{where and '.'}{found['missing']} is missing"
+    if where.endswith("[...]"):
+        where = f"a value of {where.removesuffix('[...]')}"
+    wanted = [_WORDS.get(each, each) for each in found["wanted"].split(" | ") if each != "null"]
+    what = f"a key of {where}" if found["key"] else where or "it"
+    got = "a decimal" if found["got"] == "float" else _WORDS.get(found["got"], found["got"])
+    return f"{what} must be {' or '.join(wanted)}, not {got}"
+
+
+_MISTAKE: Final = re.compile(
+    r"(?:Object missing required field `(?P<missing>[^`]+)`|Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`)"
+    r"(?: - at (?P<key>`key` in )?`(?P<where>\$[^`]*)`)?"
+)
+_WORDS: Final = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 def check_json(data: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import (
@@ -21,7 +22,7 @@ from holdfast import (
 )
 from holdfast.codec import decode
 from holdfast.layers import pipelines as pipelines_module
-from holdfast.layers.pipeline_states import PipelineSpec
+from holdfast.layers.pipeline_states import PipelineSpec, Stage
 from holdfast.layers.task_collector import collect_tasks
 from holdfast.layers.task_ledger import TaskLedger
 from tests.layers.works import begun, mortal, request, soon
@@ -332,11 +333,24 @@ async def test_a_pipeline_is_found_again_by_its_id(space: Space) -> None:
     ("fields", "words"),
     [
         ({"name": "n", "stages": []}, "between 1 and 100 stages"),
-        ({"name": "n"}, "stages"),
+        ({"name": "n"}, "the pipeline has no stages"),
+        ({"name": "n", "stages": [], "stagse": []}, "a pipeline has no field 'stagse'; did you mean stages?"),
+        ({"name": "n", "stages": "a"}, "a pipeline's stages are a list, not str"),
+        ({"name": "n", "stages": ["a"]}, "stage 1 must be an object with its fields, not str"),
+        ({"name": "n", "stages": [{"name": "a"}]}, "stage 'a': spec is missing"),
+        ([], "a pipeline is an object with name and stages, not list"),
         ({"name": "n", "stages": [{"name": "a", "spec": {}}]}, "stage 'a': a task has either"),
         ({"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}, "after": "b"}]}, "no stage before it"),
         ({"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}}] * 2}, "two stages 'a'"),
-        ({"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}, "retry": 1}]}, "unknown field `retry`"),
+        (
+            {"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}, "retry": 1}]},
+            "stage 'a' has no field 'retry'; did you mean retries?",
+        ),
+        (
+            {"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}, "retries": "x"}]},
+            "retries must be a whole",
+        ),
+        ({"name": "n", "stages": [{"name": "a", "spec": {"command": "ls -l"}}]}, "stage 'a': command is a list"),
         ({"name": "n", "stages": [{"name": "a", "spec": {"function": "a:b"}, "retries": -1}]}, "retries are up to"),
     ],
 )
@@ -344,6 +358,14 @@ def test_a_wrong_pipeline_is_refused_by_name(fields: dict[str, Any], words: str)
     with pytest.raises(InvalidInput) as refused:
         PipelineSpec.of(fields)
     assert words in str(refused.value)
+
+
+def test_a_pipeline_is_made_in_python_of_stages_or_of_objects() -> None:
+    stage = Stage(name="a", spec={"function": "a:b"})
+    one = PipelineSpec(name="n", stages=[stage])  # type: ignore[arg-type]
+    assert one == PipelineSpec(name="n", stages=({"name": "a", "spec": {"function": "a:b"}},))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="stage 'a': retries must be a whole number, not text"):
+        PipelineSpec(name="n", stages=(msgspec.structs.replace(stage, retries="3"),))
 
 
 async def test_a_result_that_is_no_list_cannot_be_fanned_out(boss: Space) -> None:

@@ -26,24 +26,31 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"function": "os:_exit"}, "private"),
     ({"function": "a:b.__globals__"}, "private"),
     ({"command": []}, "must not be empty"),
-    ({"command": "true"}, "array"),
+    ({"command": "ls -l"}, "command is a list, the program and its arguments, such as ['ls', '-l']"),
+    ({"command": "ls -l"}, "['sh', '-c', 'ls -l']"),
+    ({"command": ["ls", 1]}, "command[1] must be text, not a whole number"),
+    ({"function": load_function}, "write 'holdfast.layers.task_spec:load_function'"),
+    ({"function": lambda: 1}, "put it into a module"),
+    ({"function": "a:b", "args": 3}, "args must be a list, not a whole number"),
+    ({"function": "a:b", "kwargs": {1: 2}}, "a key of kwargs must be text"),
+    ({"function": "a:b", "kwargs": {"a": {1: 2}}}, "1 is no key for an object"),
     ({"command": ["a\0b"]}, "NUL"),
     ({"command": ["true"], "args": [1]}, "are a function's"),
     ({"command": ["true"], "env": {"1A": "x"}}, "no variable's name"),
     ({"command": ["true"], "env": {"A B": "x"}}, "no variable's name"),
-    ({"command": ["true"], "env": {"A": 1}}, "env"),
+    ({"command": ["true"], "env": {"A": 1}}, "a value of env must be text, not a whole number"),
     ({"command": ["true"], "env": {"A": "x\0"}}, "NUL"),
     ({"command": ["true"], "env": {"HOLDFAST_TASK": "x"}}, "known by it"),
     ({"command": ["true"], "limits": {"memory_mb": 0}}, "limits.memory_mb must be more than 0"),
     ({"command": ["true"], "limits": {"memory_mb": -1}}, "limits.memory_mb must be more than 0"),
     ({"command": ["true"], "limits": {"cpu_percent": 0.5}}, "limits.cpu_percent must be at least 1"),
     ({"command": ["true"], "limits": {"max_fds": 0}}, "limits.max_fds must be at least 1"),
-    ({"command": ["true"], "limits": {"max_fds": 1.5}}, "max_fds"),
+    ({"command": ["true"], "limits": {"max_fds": 1.5}}, "limits.max_fds must be a whole number, not a decimal"),
     ({"command": ["true"], "timeout": 0}, "timeout 0 must be more than zero"),
     ({"command": ["true"], "timeout": "soon"}, "not a duration"),
     ({"command": ["true"], "working_dir": ""}, "working_dir"),
     ({"command": ["true"], "output_size_limit_mb": 11}, "at most 10"),
-    ({"command": ["true"], "reserved_policy_on_error": "drop"}, "reserved_policy_on_error"),
+    ({"command": ["true"], "reserved_policy_on_error": "drop"}, "must be keep, requeue or clear, not 'drop'"),
     ({"command": ["true"], "retry": {"attempts": 0}}, "retry.attempts must be at least 1"),
     ({"command": ["true"], "priority": 5000}, "priority"),
     ({"command": ["true"], "name": "a\nb"}, "printable"),
@@ -64,8 +71,9 @@ def test_a_wrong_spec_is_refused_by_name(fields: dict[str, Any], words: str) -> 
     ("fields", "words"), [each for each in WRONG if "no field" not in each[1] and "mean" not in each[1]]
 )
 def test_a_wrong_spec_is_refused_in_python_as_well(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as refused:
         TaskSpec(**fields)
+    assert words in str(refused.value)
 
 
 def test_a_spec_never_changes() -> None:

@@ -53,6 +53,11 @@ class Mixed:
     signal: Signal
 
 
+@dataclass
+class Portfolios:
+    by_number: dict[int, Portfolio]
+
+
 ORDER = Order(1, [Leg("MSFT", 5)], datetime(2026, 1, 2, tzinfo=UTC))
 PORTFOLIO = Portfolio(owner="x", cash=Decimal("10.50"), id=UUID(int=7))
 
@@ -111,7 +116,9 @@ def nested(depth: int) -> list[Any]:
         (print, "cannot be stored"),
         ("\ud800", "lone surrogate"),
         ({"\udfff": 1}, "lone surrogate"),
-        ({1: "integer keys"}, "str keys"),
+        ({1: "integer keys"}, "1 is no key for an object, whose keys are text"),
+        ({"a": [{"b": {(1, 2): 3}}]}, r"\(1, 2\) is no key for an object"),
+        ([Portfolios({7: PORTFOLIO}), Portfolios({})], "7 is no key for an object"),
         (nested(100_000), "nested too deeply"),
     ],
     ids=[
@@ -125,6 +132,8 @@ def nested(depth: int) -> list[Any]:
         "surrogate",
         "key",
         "int-key",
+        "tuple-key",
+        "dataclass-key",
         "deep",
     ],
 )
@@ -142,6 +151,21 @@ async def test_a_value_that_contains_itself_is_refused(space: Space) -> None:
     value.append(value)
     with pytest.raises(InvalidInput, match="contains itself"):
         await space.records.set("k", value)
+
+
+async def test_models_that_look_alike_are_all_searched_for_nan(space: Space) -> None:
+    class Reading(pydantic.BaseModel):
+        at: float | None
+
+    with pytest.raises(InvalidInput, match="JSON has no such number"):
+        await space.records.set("k", [*(Reading(at=1.0) for _ in range(100)), Reading(at=math.nan), Reading(at=None)])
+
+
+def test_what_is_of_another_type_is_told_in_words() -> None:
+    with pytest.raises(InvalidInput, match=r"not a Order: legs\[0\].size must be a whole number, not text"):
+        decode(b'{"id":1,"legs":[{"symbol":"MSFT","size":"5"}],"at":"2026-01-02T00:00:00Z"}', Order)
+    with pytest.raises(InvalidInput, match=r"not a Order: legs\[0\].size is missing"):
+        decode(b'{"id":1,"legs":[{"symbol":"MSFT"}],"at":"2026-01-02T00:00:00Z"}', Order)
 
 
 async def test_a_value_over_the_limit_is_refused_and_the_limit_itself_is_not(space: Space) -> None:

@@ -20,12 +20,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.codec import decode, encode
+from holdfast.codec import decode, encode, mistake
 from holdfast.engine import Entry
 from holdfast.errors import InvalidInput
 from holdfast.keys import check_name
 from holdfast.layers.batch import type_tag
-from holdfast.layers.task_spec import TaskSpec
+from holdfast.layers.task_spec import TaskSpec, refuse_unknown
 from holdfast.layers.task_states import TaskStatus
 
 PIPELINES: Final = "tasks/pipelines/"
@@ -68,15 +68,20 @@ class PipelineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> PipelineSpec:
         """From JSON; what it says wrongly is told by name."""
-        try:
-            return msgspec.convert(dict(fields), cls)
-        except (msgspec.ValidationError, TypeError, ValueError) as exc:
-            raise InvalidInput(f"the pipeline is wrong: {exc}") from None
+        if not isinstance(fields, Mapping):
+            raise InvalidInput(f"a pipeline is an object with name and stages, not {type(fields).__name__}")
+        refuse_unknown(fields, cls.__struct_fields__, "a pipeline")
+        for name in cls.__struct_fields__:
+            if name not in fields:
+                raise InvalidInput(f"the pipeline has no {name}; it needs a name and stages")
+        return cls(**fields)
 
     def __post_init__(self) -> None:
         check_name(self.name, "pipeline's name")
-        if isinstance(self.stages, list):
-            msgspec.structs.force_setattr(self, "stages", tuple(self.stages))
+        if not isinstance(self.stages, list | tuple):
+            raise InvalidInput(f"a pipeline's stages are a list, not {type(self.stages).__name__}")
+        stages = tuple(_stage(number, each) for number, each in enumerate(self.stages, 1))
+        msgspec.structs.force_setattr(self, "stages", stages)
         if not 0 < len(self.stages) <= STAGES_MAX:
             raise InvalidInput(f"a pipeline has between 1 and {STAGES_MAX} stages, not {len(self.stages)}")
         before: set[str] = set()
@@ -101,6 +106,18 @@ class PipelineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """The stages whose results a stage gets."""
         named = self.stages[number].comes_after
         return named if named or number == 0 else (self.stages[number - 1].name,)
+
+
+def _stage(number: int, given: Stage | Mapping[str, Any]) -> Stage:
+    """A stage, as it was written or made in Python; what is wrong with it is told by name."""
+    if not isinstance(given, Stage | Mapping):
+        raise InvalidInput(f"stage {number} must be an object with its fields, not {type(given).__name__}")
+    fields = msgspec.structs.asdict(given) if isinstance(given, Stage) else dict(given)
+    refuse_unknown(fields, Stage.__struct_fields__, f"stage {fields.get('name', number)!r:.60}")
+    try:
+        return msgspec.convert(fields, Stage)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(f"stage {fields.get('name', number)!r:.60}: {mistake(exc)}") from None
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -19,12 +19,12 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from holdfast.clock import duration_ms
-from holdfast.codec import encode
+from holdfast.codec import encode, mistake
 from holdfast.errors import InvalidInput
 from holdfast.layers.queue_entries import PRIORITY_MAX, PRIORITY_MIN
 from holdfast.layers.redaction import REDACTED, Redaction
@@ -130,14 +130,8 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """From JSON; what it says wrongly is told by name."""
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"a task's spec is an object with its fields, not {type(fields).__name__}")
-        _refuse_unknown(fields, cls.__struct_fields__, "")
-        for name, kind in (("limits", Limits), ("retry", TaskRetry)):
-            if isinstance(fields.get(name), Mapping):
-                _refuse_unknown(fields[name], kind.__struct_fields__, f"{name}.")
-        try:
-            return msgspec.convert(dict(fields), cls)
-        except msgspec.ValidationError as exc:
-            raise InvalidInput(f"the task's spec is wrong: {exc}") from None
+        refuse_unknown(fields, cls.__struct_fields__, "a task's spec")
+        return cls(**fields)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -163,7 +157,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             )
 
     def _check_types(self) -> None:
-        """What `of` checks as it reads; here for who makes one in Python. A list is as good as a tuple."""
+        """A list is as good as a tuple, and an object as the struct that it describes."""
         for name in ("args", "command", "tags"):
             given = getattr(self, name)
             if isinstance(given, list):
@@ -172,10 +166,20 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             msgspec.structs.force_setattr(self, "limits", _part(self.limits, Limits, "limits"))
         if isinstance(self.retry, Mapping):
             msgspec.structs.force_setattr(self, "retry", _part(self.retry, TaskRetry, "retry"))
+        if isinstance(self.command, str):
+            raise InvalidInput(
+                "command is a list, the program and its arguments, such as ['ls', '-l']; for a shell's line it is "
+                f"['sh', '-c', {self.command!r:.80}]"
+            )
+        if callable(self.function):
+            raise InvalidInput(f"function is a name, which is imported where the task runs; {_name_of(self.function)}")
+        for name in ("reserved_policy_on_stop", "reserved_policy_on_error"):
+            if (given := getattr(self, name)) not in get_args(ReservedPolicy):
+                raise InvalidInput(f"{name} must be keep, requeue or clear, not {given!r:.60}")
         try:
             msgspec.convert({name: getattr(self, name) for name in _PLAIN}, _Plain)
         except msgspec.ValidationError as exc:
-            raise InvalidInput(f"the task's spec is wrong: {exc}") from None
+            raise InvalidInput(f"the task's spec is wrong: {mistake(exc)}") from None
         if not isinstance(self.limits, Limits) or not isinstance(self.retry, TaskRetry):
             raise InvalidInput("limits is a Limits and retry a TaskRetry, or an object with their fields")
 
@@ -239,8 +243,6 @@ class _Plain(msgspec.Struct, frozen=True):
     stream_output: bool
     interactive: bool
     output_size_limit_mb: float
-    reserved_policy_on_stop: ReservedPolicy
-    reserved_policy_on_error: ReservedPolicy
     priority: int
     name: str | None
     tags: tuple[str, ...]
@@ -325,18 +327,27 @@ def _shown_argv(argv: list[str], redaction: Redaction) -> list[str]:
 
 
 def _part(fields: Mapping[str, Any], kind: type[Any], name: str) -> Any:
-    _refuse_unknown(fields, kind.__struct_fields__, f"{name}.")
+    refuse_unknown(fields, kind.__struct_fields__, "a task's spec", f"{name}.")
     try:
         return msgspec.convert(dict(fields), kind)
     except msgspec.ValidationError as exc:
-        raise InvalidInput(f"the task's {name} are wrong: {exc}") from None
+        raise InvalidInput(f"the task's spec is wrong: {name}.{mistake(exc)}") from None
 
 
-def _refuse_unknown(fields: Mapping[str, Any], known: tuple[str, ...], within: str) -> None:
+def _name_of(function: Any) -> str:
+    """How a function that was given itself is to be named."""
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    if _FUNCTION.fullmatch(name) is None or name.startswith("__main__:"):
+        return "put it into a module and write 'package.module:function'"
+    return f"write {name!r:.120}"
+
+
+def refuse_unknown(fields: Mapping[str, Any], known: tuple[str, ...], what: str, within: str = "") -> None:
+    """Refuse fields that there are not, with the name of the nearest one that there is."""
     for name in fields:
         if name not in known:
             import difflib
 
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f"did you mean {within}{near[0]}?" if near else f"there are {', '.join(known)}"
-            raise InvalidInput(f"a task's spec has no field {within + str(name)!r:.80}; {hint}")
+            raise InvalidInput(f"{what} has no field {within + str(name)!r:.80}; {hint}")

@@ -56,6 +56,12 @@ async def test_what_json_can_say_is_taken(market: httpx.AsyncClient, value: Any)
     assert (await market.get(URL)).json() == value
 
 
+async def test_what_is_of_another_type_is_told_in_words(market: httpx.AsyncClient) -> None:
+    answer = await market.post("/v1/spaces/contoso/counters/n", json={"delta": "5"})
+    assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
+    assert answer.json()["message"].endswith("delta must be a whole number, not text")
+
+
 def deep(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from holdfast.codec import INT64_MAX, INT64_MIN
+from holdfast.codec import INT64_MAX, INT64_MIN, mistake
 from holdfast.errors import InvalidInput
 from holdfast.server.http.failures import BodyTooLarge, BodyTooSlow, NotJSON
 from holdfast.server.http.limits import NESTING_MAX, PARAMETERS_MAX, Limits
@@ -93,7 +93,7 @@ def read_as(value: Any, as_type: type[T], what: str, *, strict: bool = True) -> 
     try:
         return msgspec.convert(value, as_type, strict=strict)
     except msgspec.ValidationError as exc:
-        raise InvalidInput(f"{what}: {exc}") from None
+        raise InvalidInput(f"{what}: {mistake(exc)}") from None
 
 
 def read_query(query: bytes) -> dict[str, str]:
