@@ -253,7 +253,9 @@ def cli_reference() -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:
-    words = "".join(f" {_word(param)}" for param in command.params if param.param_type_name == "argument")
+    from holdfast.cli.guidance import word
+
+    words = "".join(f" {word(param)}" for param in command.params if param.param_type_name == "argument")
     text, _, example = inspect.cleandoc(command.help or "").partition("\b\nExample:\n")
     lines = ["", f"## {name}{words}", "", *(line.rstrip() for line in text.strip().splitlines())]
     arguments = [
@@ -269,11 +271,6 @@ def _command(name: str, command: Any) -> list[str]:
     for sub, each in sorted(getattr(command, "commands", {}).items()):
         lines += _command(f"{name} {sub}", each)
     return lines
-
-
-def _word(param: Any) -> str:
-    word = f"{param.metavar}{'...' if param.nargs == -1 else ''}"
-    return word if param.required else f"[{word}]"
 
 
 def _options(params: list[Any]) -> list[str]:

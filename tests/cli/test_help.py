@@ -52,6 +52,13 @@ def test_every_command_teaches_with_an_example_and_knows_the_common_options(cli:
         assert variable in told
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_help_shows_types_of_python(cli: Cli, words: list[str]) -> None:
+    usage, _, rest = cli(*words, "--help").out.partition("\n")
+    assert not re.search(r"[{]|\[\[", usage)
+    assert not re.search(r"<(str|int|bool|list|class)\b|\| None|list\[|NoneType", rest)
+
+
 def test_the_help_lists_every_command_in_one_line_each(cli: Cli) -> None:
     told = cli("--help").out
     listed = re.findall(r"^  ([a-z]+) +(\S.*)$", told.split("Commands:")[1], re.MULTILINE)

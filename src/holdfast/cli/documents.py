@@ -19,7 +19,7 @@ app.add(commands, "doc")
 
 Name = Annotated[str, Argument(metavar="NAME", help="The document.", show_default=False)]
 Value = Annotated[
-    str | None, Argument(metavar="[VALUE]", help="JSON, or text; - reads it from stdin.", show_default=False)
+    str | None, Argument(metavar="VALUE", help="JSON, or text; - reads it from stdin.", show_default=False)
 ]
 Limit = Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")]
 
@@ -172,7 +172,7 @@ async def diff(
     first: Annotated[str, Argument(metavar="VERSION", help="From after this version on.", show_default=False)],
     second: Annotated[
         str | None,
-        Argument(metavar="[VERSION]", help="Up to this one; now if it is left out.", show_default=False),
+        Argument(metavar="VERSION", help="Up to this one; now if it is left out.", show_default=False),
     ] = None,
 ) -> None:
     """Show what changed between two versions: + new, - gone, ~ another.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, Final, get_args
 
 import typer
@@ -135,7 +136,26 @@ def _as_words(params: Iterable[Any]) -> list[Any]:
     found = list(params)
     for param in found:
         param.get_runtime_param = Words
+        if param.param_type_name == "argument":
+            param.get_usage_pieces = partial(_usage, param)
+            param.get_help_record = partial(_help, param)
     return found
+
+
+def word(argument: Any) -> str:
+    """How an argument stands in a call: KEY, [VALUE], KEY..."""
+    name = f"{argument.metavar}{'...' if argument.nargs == -1 else ''}"
+    return name if argument.required else f"[{name}]"
+
+
+def _usage(argument: Any, ctx: Any) -> list[str]:
+    return [word(argument)]
+
+
+def _help(argument: Any, ctx: Any) -> tuple[str, str] | None:
+    """An argument's line without its type: newer versions of typer write <str> behind the name."""
+    record = type(argument).get_help_record(argument, ctx)
+    return None if record is None else (argument.metavar, record[1])
 
 
 class WordCommand(TyperCommand):
