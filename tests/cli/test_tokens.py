@@ -13,6 +13,7 @@ from holdfast.cli.session import Session
 from holdfast.clock import SystemClock
 from holdfast.identity import Identity
 from holdfast.layers.tokens import Tokens
+from holdfast.testing.servers.keeper import KeeperServer
 from tests.cli.conftest import Cli, files
 
 
@@ -66,7 +67,7 @@ def test_revoking_by_name_needs_the_space_when_two_have_it(cli: Cli) -> None:
 
 
 def test_a_wrong_call_makes_no_token_and_no_store(cli: Cli, folder: Path) -> None:
-    assert "name it" in cli("token", "create", "w", code=2).err
+    assert "name it, with space= or --space" in cli("token", "create", "w", code=2).err
     cli("token", "create", "not ok", "--space", "s", code=2)
     cli("token", "create", "w", "--space", "no/slash", code=2)
     cli("token", "create", "w", "--space", "s", "--role", "boss", code=2)
@@ -88,6 +89,35 @@ def test_the_space_may_come_from_the_environment_but_not_for_an_administrator(
 
 
 # --- the token that a command shows ---
+
+
+def test_what_is_for_administrators_says_so_to_everybody_else(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KeeperServer.temporary() as keeper:
+        monkeypatch.setenv("HOLDFAST_STORE", keeper.url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", keeper.admin)
+        agent = cli("token", "create", "market", "--space", "contoso").out.strip()
+        cli("doctor")
+        monkeypatch.setenv("HOLDFAST_TOKEN", agent)
+        cli("set", "a", "1")
+        for words in (
+            ["export"],
+            ["tidy"],
+            ["doctor"],
+            ["copy", keeper.url, "copy.db"],
+            ["token"],
+            ["token", "create", "x", "--space", "contoso"],
+            ["token", "revoke", "market"],
+        ):
+            refused = cli(*words, code=11)
+            assert refused.err == (
+                f"holdfast: {words[0]} is for administrators; this token is that of 'market', agent in 'contoso'\n"
+            )
+        assert cli("get", "a").out == "1\n"
+        monkeypatch.delenv("HOLDFAST_TOKEN")
+        assert "set HOLDFAST_TOKEN, or give token= or --token" in cli("get", "a", code=2).err
+    assert files(folder) == {}
 
 
 def test_only_a_keeper_is_shown_the_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Ended, command, topic
-from holdfast.cli.session import Session, opened
+from holdfast.cli.session import Session, check_admin, opened
 
 app = topic()
 
@@ -29,6 +29,7 @@ async def doctor(
     """
     where = url or session.url
     async with opened(where, json=session.json, token=session.token_for(where)) as store:
+        check_admin(store, "doctor")
         findings = await store.doctor()
     if session.json:
         output.json_line(output.plain(findings))
@@ -51,6 +52,7 @@ async def tidy(session: Session) -> None:
       holdfast tidy
     """
     async with session.store() as store:
+        check_admin(store, "tidy")
         await store.tidy()
         tidied = [info.name for info in await store.spaces()]
     output.value({"tidied": tidied} if session.json else f"{len(tidied)} space(s) tidied", session.json)

@@ -18,7 +18,7 @@ from holdfast.cli import output
 from holdfast.cli.audit import audit_of
 from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.files import STDIO, file_to_write, lines_to_read
-from holdfast.cli.session import Session, file_of, opened
+from holdfast.cli.session import Session, check_admin, file_of, opened
 from holdfast.engine import Engine, SpaceInfo
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.blobs import BLOBS
@@ -50,6 +50,7 @@ async def export(
     if all_spaces and session.given_space is not None:
         raise InvalidInput("give one of --all and --space")
     async with session.store() as store:
+        check_admin(store, "export")
         spaces = await _selected(store, None if all_spaces else session.space_name)
         await _seal(store, spaces)
         async with _snapshot(store) as engine:
@@ -104,6 +105,7 @@ async def copy(
     if here is not None and there is not None and here.resolve() == there.resolve():
         raise InvalidInput(f"{source} and {target} are the same store")
     async with opened(source, json=session.json, token=session.token_for(source)) as old:
+        check_admin(old, "copy")
         spaces = await _selected(old, session.given_space)
         await _seal(old, spaces)
         spaces = await _selected(old, session.given_space)

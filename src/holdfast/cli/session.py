@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.engines.registry import KEEPERS, split_url
-from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
 from holdfast.store import Store, open
@@ -149,6 +149,15 @@ async def opened(
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store
+
+
+def check_admin(store: Store, what: str) -> None:
+    """Refuse at once what a keeper would refuse half-way, in words about a part of it."""
+    who = store.identity
+    if who is not None and who.role != "admin":
+        raise AccessDenied(
+            f"{what} is for administrators; this token is that of {who.agent!r}, {who.role} in {who.space!r}"
+        )
 
 
 def file_of(url: str) -> Path | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from holdfast.cli import output
 from holdfast.cli.command import Argument, Option, command, group, topic
-from holdfast.cli.session import Session
+from holdfast.cli.session import Session, check_admin
 from holdfast.clock import SystemClock, as_datetime, optional_ms
 from holdfast.identity import EVERY_SPACE, check_agent
 from holdfast.layers.tokens import Token, Tokens, checked_space
@@ -56,6 +56,7 @@ async def create(
     checked_space(where, kind)
     optional_ms(ttl)
     async with session.store(create=True) as store:
+        check_admin(store, "token")
         text, made = await Tokens(store.engine, SystemClock(), session.agent_in(store)).create(name, where, kind, ttl)
     output.value({"token": str(text), **_told(made)} if session.json else str(text), session.json)
     if not session.json:
@@ -76,6 +77,7 @@ async def list_(session: Session) -> None:
       holdfast token list --space contoso --json
     """
     async with session.store() as store:
+        check_admin(store, "token")
         found = await Tokens(store.engine, SystemClock(), session.agent_in(store)).list()
     found = [token for token in found if session.given_space in (None, token.space)]
     if session.json:
@@ -100,6 +102,7 @@ async def revoke(
       holdfast token revoke worker-7 --space contoso
     """
     async with session.store() as store:
+        check_admin(store, "token")
         ended = await Tokens(store.engine, SystemClock(), session.agent_in(store)).revoke(
             which, space=session.given_space
         )

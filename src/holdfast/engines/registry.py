@@ -69,7 +69,9 @@ async def _remote(scheme: str, rest: str, token: str | None) -> Engine:
     from holdfast.engines.remote import RemoteEngine
 
     if token is None:
-        raise InvalidInput(f"{scheme}:{rest} is a keeper, which asks for a token: pass token=, or set HOLDFAST_TOKEN")
+        raise InvalidInput(
+            f"{scheme}:{rest} is a keeper, which asks for a token: set HOLDFAST_TOKEN, or give token= or --token"
+        )
     return await RemoteEngine.open(f"{scheme}:{rest}", token=token)
 
 

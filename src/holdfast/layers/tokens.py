@@ -323,7 +323,7 @@ def checked_space(space: str | None, role: Role) -> str:
             raise InvalidInput("an administrator's token is for every space; name none, or give the role orchestrator")
         return EVERY_SPACE
     if space is None:
-        raise InvalidInput(f"the role {role} belongs to a space; name it")
+        raise InvalidInput(f"the role {role} belongs to a space; name it, with space= or --space")
     check_space(space)
     return space
 
