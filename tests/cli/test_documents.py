@@ -49,6 +49,18 @@ def test_a_document_that_is_not_there_is_told_and_ends_with_4(cli: Cli) -> None:
     cli("doc", "contribute", "notes", "1")
     assert cli("doc", "show", "notes", "--json").json["etag"] == 0
     assert cli("doc", "show", NAME, "--json").json["etag"] == int(etag)
+    assert [each["name"] for each in cli("doc", "--json").json] == ["notes", NAME]
+
+
+def test_a_document_that_is_listed_is_shown(cli: Cli) -> None:
+    with holdfast.blocking.open("team.db", background=False) as store:
+        space = store.space("default", agent="lead")
+        space.document("deleted").replace({"n": 1}, etag=0)
+        space.document("deleted").delete()
+        space.document("declared").declare({"tags": "union"})
+    assert [each["name"] for each in cli("--store", "team.db", "doc", "--json").json] == ["declared"]
+    assert cli("--store", "team.db", "doc", "show", "declared", "--json").json["reducers"] == {"tags": "union"}
+    cli("--store", "team.db", "doc", "show", "deleted", code=4)
 
 
 def test_a_body_is_replaced_only_at_its_etag(cli: Cli) -> None:

@@ -241,6 +241,7 @@ def test_modules_are_looked_through_for_workflows(folder: Path, monkeypatch: pyt
         (["flows_broken"], "cannot be imported: No module named 'no_such_thing_at_all'"),
         (["flows_worse"], "RuntimeError: worse"),
         (["flows_none"], "there is no module 'flows_none'"),
+        (["./desk/flows_one.py"], "is a file; name the module as import does: 'desk.flows_one'"),
     ):
         with pytest.raises(InvalidInput, match=words):
             workflows_in(names, [])

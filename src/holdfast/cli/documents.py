@@ -33,7 +33,7 @@ async def doc(
 ) -> None:
     """List shared documents, look into one, settle conflicts.
 
-    Listed are those that have a body; show, history and conflicts also know those that have only contributions.
+    Those that have only contributions, and no body yet, are at etag 0.
 
     \b
     Example:
@@ -58,7 +58,7 @@ async def doc(
 async def show(session: Session, name: Name) -> None:
     """Show the body, every contribution, and which of them rest on outdated inputs.
 
-    Without any of them the exit code is 4; history also knows documents that were deleted.
+    If there is no such document the exit code is 4; history also knows documents that were deleted.
 
     \b
     Example:
@@ -67,10 +67,8 @@ async def show(session: Session, name: Name) -> None:
     """
     async with session.space() as space:
         view = await space.document(name).read(consistency="strong")
-        if not (view.etag or view.sections or view.reducers):
-            raise NotFound(
-                f"there is no document {name!r} in space {space.name!r}; holdfast doc lists those with a body"
-            )
+        if not view.etag and [each.name for each in await space.documents.list(name, limit=1)] != [name]:
+            raise NotFound(f"there is no document {name!r} in space {space.name!r}; holdfast doc lists them")
     if session.json:
         output.json_line(_view(view))
         return

@@ -93,6 +93,8 @@ def workflows_in(modules: list[str], only: list[str]) -> list[Definition]:
         sys.path.insert(0, "")
     found: dict[str, Definition] = {}
     for name in modules:
+        if name.endswith(".py"):
+            raise InvalidInput(f"{name!r} is a file; name the module as import does: {_module_in(name)!r}")
         mine = [vars(each).get(DEFINITION) for each in vars(_imported(name)).values() if hasattr(each, "__dict__")]
         made = [each for each in mine if isinstance(each, Definition)]
         if not made:
@@ -105,6 +107,10 @@ def workflows_in(modules: list[str], only: list[str]) -> list[Definition]:
     if unknown := sorted(set(only) - found.keys()):
         raise InvalidInput(f"there is no workflow {unknown[0]!r} in {', '.join(modules)}; there are {', '.join(found)}")
     return [each for name, each in found.items() if not only or name in only]
+
+
+def _module_in(file: str) -> str:
+    return file.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
 
 
 def _imported(name: str) -> Any:
