@@ -118,7 +118,9 @@ def test_an_execution_from_its_start_to_its_archive(cli: Cli) -> None:
     until(status_is(cli, "r-2", "completed"))
     listed = [row.split("\t")[:3] for row in cli("workflow", "list", "--status", "completed").out.splitlines()]
     assert sorted(listed) == [["r-1", "research", "completed"], ["r-2", "research", "completed"]]
-    assert cli("workflow", "list", "--name", "research").out == ""
+    ended = cli("workflow", "list", "--name", "research")
+    assert (ended.out, "--status completed" in ended.err) == ("", True)
+    assert cli("workflow", "list", "--name", "research", "--json").err == ""
     assert cli("workflow", "archive", "r-1", "--keep", "7d", "--json").json["entries"] > 5
     assert cli("workflow", "cleanup", "--older-than", "1ms").out == "removed 2, archived 2\n"
     cli("workflow", "show", "r-1", code=4)

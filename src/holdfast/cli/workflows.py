@@ -81,6 +81,8 @@ async def _list(session: Session, name: str | None, status: str | None, limit: i
         for view in found
     ]
     output.table(("id", "workflow", "status", "since", "ended", ""), rows)
+    if not rows and status is None:
+        output.note("nothing goes on; --status completed, failed or cancelled lists what has ended", False)
 
 
 def _waiting(view: ExecutionView) -> str:
