@@ -53,6 +53,7 @@ async def follow(
             changes = [change for change in commit.changes if not prefixes or change.key.startswith(prefixes)]
             if changes:
                 yield ChangeSet(commit.version, commit.at, commit.actor, changes, commit.request_id)
-        await asyncio.sleep(0)  # others run too while somebody reads through a long feed
-        if live and len(commits) < READ_MAX:
+        if len(commits) == READ_MAX:
+            await asyncio.sleep(0)  # others run too while somebody reads through a long feed
+        elif live:
             await feed.changed(position)  # that was all, so the next read would find nothing
