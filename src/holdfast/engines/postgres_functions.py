@@ -57,8 +57,10 @@ _ONE: Final = """
 _MANY: Final = """
     _absent text[], _blind int4, _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
     _old_created int8[], _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[],
-    _keys text[], _versions int8[], _values bytea[], _owners text[], _created int8[], _updated int8[], _expires int8[], _tags text[],
-    _actors text[], _ids text[], _answers int8[], _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
+    _values bytea[], _keys_owners_tags text[], _versions_times int8[], _actors text[], _ids text[], _answers int8[],
+    _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
+"""What is written comes column by column, several in one array: every array takes a while to be taken apart. `_keys_owners_tags`
+has the keys, then the owners, then the tags; `_versions_times` the versions, then created_at, updated_at and expires_at."""
 
 _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
@@ -69,12 +71,12 @@ _OF_THESE: Final = "unnest({}) AS these (one) CROSS JOIN LATERAL (SELECT tag FRO
 """What there is under some keys, looked up one by one: for `key = ANY (…)` the planner may read the whole space instead."""
 _WRONG_MANY: Final = f"""
             EXISTS (SELECT FROM {_OF_THESE.format("_absent")})
-            OR EXISTS (SELECT FROM {_OF_THESE.format("_keys[:_blind]")} WHERE e.tag <> '')"""
+            OR EXISTS (SELECT FROM {_OF_THESE.format("_keys_owners_tags[:_blind]")} WHERE e.tag <> '')"""
 _LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
 """What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
 
-def _beginning(guessed: str, wrong: str, facts: str) -> str:
+def _beginning(guessed: str, wrong: str, facts: str, variables: str = "") -> str:
     """The first five steps, as far as they are the same for both."""
     return f"""
 RETURNS TABLE (outcome int4, clock int8, revision int8, step int8, "time" int8, last_id int8, key text, value bytea,
@@ -90,7 +92,8 @@ DECLARE
     _lag int8;
     _moved bool;
     _unsure bool;
-    _kept int8[];  -- since when those are there that are replaced unseen, in the order of _keys; NULL: it is new
+    _kept int8[];  -- since when those are there that are replaced unseen, in their order; NULL: it is new
+    {variables}
 BEGIN
     IF _movable AND ({guessed}) THEN
         -- A guess that is wrong need not wait for the lock to be told.
@@ -228,9 +231,10 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
 END $$;
 """
 
-_LOOKED_AT: Final = "_fact_keys || _keys[:_blind]"
+_COUNTED: Final = "_count int4 := coalesce(cardinality(_values), 0);"
+_LOOKED_AT: Final = "_fact_keys || _keys_owners_tags[:_blind]"
 _COMMIT_GROUP: Final = f"""
-CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _LOOKED_AT)}
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _LOOKED_AT, _COUNTED)}
     IF _unsure THEN
         PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
                 AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
@@ -249,13 +253,13 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         RETURN;
     END IF;
     IF _blind > 0 THEN
-        PERFORM FROM {_OF_THESE.format("_keys[:_blind]")};
+        PERFORM FROM {_OF_THESE.format("_keys_owners_tags[:_blind]")};
         IF found THEN
             SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
                    array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
                    array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
                 INTO _held FROM (
-                    SELECT new.key, e.* FROM unnest(_keys[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
+                    SELECT new.key, e.* FROM unnest(_keys_owners_tags[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
                         SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
                                (-octet_length(key) - octet_length(value))::int8 AS less_bytes
                         FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
@@ -266,7 +270,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
                 RETURN;
             END IF;
             _kept := _held.created;
-            _gone_keys := _gone_keys || _keys[:_blind];
+            _gone_keys := _gone_keys || _keys_owners_tags[:_blind];
             _gone := _gone || _held.versions;
             _charged := _charged || _held.owners;
             _subspaces := _subspaces || _held.subspaces;
@@ -285,7 +289,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     IF _kept IS NOT NULL THEN
         RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
             new.kept, NULL::int8, NULL::int8, NULL::text
-            FROM unnest(_keys[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
+            FROM unnest(_keys_owners_tags[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
     END IF;
     IF _ids IS NOT NULL THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
@@ -303,14 +307,22 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             SELECT e.ctid FROM generate_series(1, cardinality(_gone_keys)) AS at CROSS JOIN LATERAL (
                 SELECT ctid FROM entries WHERE space = _space AND key = _gone_keys[at] AND version = _gone[at] LIMIT 1) AS e));
     END IF;
-    IF _keys IS NOT NULL THEN
+    IF _count > 0 AND _moved THEN
         INSERT INTO entries
-            SELECT _space, _keys[at], _versions[at] + CASE WHEN _versions[at] > _revision THEN _shift ELSE 0 END,
-                   _values[at], _owners[at],
-                   coalesce(_kept[at], CASE WHEN _created[at] = _now THEN time ELSE _created[at] END),
-                   CASE WHEN _updated[at] = _now THEN time ELSE _updated[at] END,
-                   CASE WHEN _moved THEN _expires[at] + _lag ELSE _expires[at] END, _tags[at]
-            FROM generate_series(1, cardinality(_keys)) AS at;
+            SELECT _space, _keys_owners_tags[at], version + CASE WHEN version > _revision THEN _shift ELSE 0 END,
+                   _values[at], _keys_owners_tags[_count + at],
+                   coalesce(_kept[at], CASE WHEN created = _now THEN time ELSE created END),
+                   CASE WHEN updated = _now THEN time ELSE updated END,
+                   _versions_times[3 * _count + at] + _lag, _keys_owners_tags[2 * _count + at]
+            FROM generate_series(1, _count) AS at CROSS JOIN LATERAL (
+                SELECT _versions_times[at], _versions_times[_count + at], _versions_times[2 * _count + at])
+                AS new (version, created, updated);
+    ELSIF _count > 0 THEN
+        INSERT INTO entries
+            SELECT _space, _keys_owners_tags[at], _versions_times[at], _values[at], _keys_owners_tags[_count + at],
+                   coalesce(_kept[at], _versions_times[_count + at]), _versions_times[2 * _count + at],
+                   _versions_times[3 * _count + at], _keys_owners_tags[2 * _count + at]
+            FROM generate_series(1, _count) AS at;
     END IF;
     IF _charged IS NOT NULL THEN
         IF _kept IS NULL THEN

@@ -219,10 +219,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
     )
     usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
     asked = [] if group.empty else list(group.asked)
-    if uses is not None or not state.sure:
-        compared = state.seen - blind
-    else:  # as long as the head is where it was, so is all that was seen
-        compared = absent
+    is_sure = uses is None and state.sure  # then, as long as the head is where it was, all that was seen is too
+    compared = absent if is_sure else state.seen - blind
     if len(writes) == 1 and len(usage) <= 1 and not asked and compared <= writes.keys():
         [(key, entry)] = writes.items()
         charged, charge = usage[0] if usage else ((None, None), (None, None))
@@ -309,18 +307,24 @@ def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[V
 
 _NO_FACTS: Final = (None,) * 8
 _NO_REQUESTS: Final = (None,) * 3
+_NO_ENTRIES: Final = (None,) * 3
 
 
 def _entry_arrays(entries: Sequence[Entry]) -> tuple[Value, ...]:
+    """Entries, column by column."""
+    if not entries:
+        return _NO_ENTRIES
     return (
-        text_array([entry.key for entry in entries]),
-        int8_array([entry.version for entry in entries]),
-        bytea_array([entry.value for entry in entries]),
-        text_array([entry.owner for entry in entries]),
-        int8_array([entry.created_at for entry in entries]),
-        int8_array([entry.updated_at for entry in entries]),
-        int8_array([entry.expires_at for entry in entries]),
-        text_array([entry.tag for entry in entries]),
+        bytea_array([e.value for e in entries]),
+        text_array([*[e.key for e in entries], *[e.owner for e in entries], *[e.tag for e in entries]]),
+        int8_array(
+            [
+                *[e.version for e in entries],
+                *[e.created_at for e in entries],
+                *[e.updated_at for e in entries],
+                *[e.expires_at for e in entries],
+            ]
+        ),
     )
 
 
