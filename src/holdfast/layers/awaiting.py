@@ -33,8 +33,23 @@ class Listener(asyncio.Event):
         self.tags = tags
         self.value: bytes | None = None
         """What the feed showed last of the entry, if it showed all of it."""
+        self._shown = self.read = 0
         self.missed_nothing = False
         """Whether the feed will show all that comes after what the one who waits knows."""
+
+    def show(self, value: bytes | None, version: int = 0) -> None:
+        """The entry was changed; to this, if it is known."""
+        if version and version <= self.read:
+            return  # the feed shows what was before
+        if version or not self.read:
+            self.value, self._shown = value, version
+        self.set()
+
+    def has_read(self, version: int) -> None:
+        """The one who waits has read this version of the entry: what was before it is old."""
+        self.read = version
+        if self._shown <= version:
+            self.value = None
 
 
 class Awaiting:
@@ -84,9 +99,7 @@ class Awaiting:
     def tell(self, key: str, value: Callable[[], bytes] | None = None) -> None:
         """An entry was changed here, to this if it is known: who waits need not wait for the feed to say so."""
         for event in self._events.get(key, ()):
-            if value is not None and event.value is None:
-                event.value = value()
-            event.set()
+            event.show(value() if value is not None and event.value is None else event.value)
 
     def stop(self) -> None:
         if self._leaving is not None:
@@ -108,8 +121,7 @@ class Awaiting:
                     for change in commit.changes:
                         for event in self._events.get(change.key, ()):
                             if event.tags is None or not change.exists or change.tag in event.tags:
-                                event.value = change.value if change.exists and change.value else None
-                                event.set()
+                                event.show(change.value if change.exists and change.value else None, commit.version)
             except Error as exc:
                 log.debug("the feed of %s is followed anew: %s", self._space, exc)
                 await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)

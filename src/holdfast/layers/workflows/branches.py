@@ -32,6 +32,7 @@ class Branch:
         "body",
         "buffer",
         "echoes",
+        "failures",
         "is_step",
         "ordinals",
         "path",
@@ -56,6 +57,8 @@ class Branch:
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
+        self.failures: int = 0 if within is None or step is not None else within.failures
+        """How many calls have failed, as its code was told: what it calls then comes after those."""
         self.buffer = Buffer(journal.view, path if self.is_step else None)
         self.body = 0 if self.is_step else journal.past.body(path)
         """How many writes its own code has made; those of a step are the step's, and not counted."""
@@ -140,6 +143,8 @@ def call(journal: Journal, name: str) -> Call:
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
     path = branch.below(f"{name}#{ordinal}")
+    if branch.failures:
+        journal.after[path] = branch.failures
     if not branch.is_step and journal.past.knows(branch.path):
         if journal.past.covers(branch.path, position):
             branch.buffer.take()  # the log has what was written here
@@ -180,11 +185,13 @@ class Runnable:
 class Within:
     """As long as a call lasts: whoever awaits it does not count, the call does."""
 
-    __slots__ = ("_blocks", "_journal", "_runnable")
+    __slots__ = ("_blocks", "_branch", "_journal", "_runnable")
 
-    def __init__(self, runnable: Runnable, journal: Journal) -> None:
+    def __init__(self, runnable: Runnable, journal: Journal, branch: Branch) -> None:
+        """`branch` is where the call was made."""
         self._runnable = runnable
         self._journal = journal
+        self._branch = branch
         self._blocks = False
 
     def __enter__(self) -> None:
@@ -196,7 +203,9 @@ class Within:
         if self._blocks:
             self._runnable.count -= 1  # the call was counted when it was made, so this is never the last
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
+        if isinstance(exc, Exception):
+            self._branch.failures += 1
         if self._blocks:
             self._runnable.count += 1
         self._runnable.less()

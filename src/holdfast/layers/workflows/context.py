@@ -169,7 +169,7 @@ class Context:
         return self.performed(task)
 
     async def performed(self, task: Task) -> Any:
-        with Within(self._run.runnable, self._run.journal):
+        with Within(self._run.runnable, self._run.journal, task.branch):
             return await perform(self._run, task)
 
     def map(
@@ -227,7 +227,7 @@ class Context:
         elsewhere: Elsewhere | None = None,
     ) -> list[Any]:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable, journal):
+        with Within(run.runnable, journal, made.branch):
             if journal.last.get(made.path, -1) >= len(items):
                 raise NonDeterminism(
                     f"map {made.path!r} of execution {journal.id!r} had more than {len(items):,} items when it ran before",
@@ -279,6 +279,8 @@ class Context:
                     reason=first.reason,
                     attempts=first.attempts,
                 )
+            if failures:
+                made.branch.failures += 1  # the code goes on without them
             return results
 
     def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> Coroutine[Any, Any, list[Any]]:
@@ -293,11 +295,14 @@ class Context:
     async def _gathered(self, made: Call, awaitables: tuple[Awaitable[Any], ...], return_exceptions: bool) -> list[Any]:
         if refused(here(), self._run.journal):
             await refuse(awaitables)
-        with Within(self._run.runnable, self._run.journal):
+        with Within(self._run.runnable, self._run.journal, made.branch):
             show(self._run, made.branch)
             named = [(f"{made.path}/{number}", each) for number, each in enumerate(awaitables)]
             try:
-                return await branch_out(self._run, named, return_exceptions=return_exceptions)
+                results = await branch_out(self._run, named, return_exceptions=return_exceptions)
+                if return_exceptions and any(isinstance(each, Exception) for each in results):
+                    made.branch.failures += 1
+                return results
             finally:
                 self._run.journal.visit(made.path)  # what a fork has edited after it
 
@@ -310,7 +315,7 @@ class Context:
 
     async def _slept(self, made: Call, ms: int) -> None:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable, journal):
+        with Within(run.runnable, journal, made.branch):
             record = journal.visit(made.path)
             until = record.until if record is not None else None
             if until is None:
@@ -328,7 +333,7 @@ class Context:
 
     async def _waited(self, made: Call, name: str, ms: int | None, default: Any) -> Any:
         run, journal = self._run, self._run.journal
-        with Within(run.runnable, journal):
+        with Within(run.runnable, journal, made.branch):
             record = journal.visit(made.path)
             if record is None:
                 now = run.clock.now_ms()
@@ -348,6 +353,7 @@ class Context:
             if record.status == "completed":
                 return await run.result(record)
             if default is not _UNSET:
+                made.branch.failures += 1
                 return default
             raise TimedOut(f"no signal {name!r} came in the time that {made.path!r} waited for it")
 
@@ -360,7 +366,7 @@ class Context:
         return self._bore(made, workflow, input, None if id is None else check_execution(id), detached, priority)
 
     async def _bore(self, made: Call, workflow: Any, input: Any, id: str | None, detached: bool, priority: int) -> Any:
-        with Within(self._run.runnable, self._run.journal):
+        with Within(self._run.runnable, self._run.journal, made.branch):
             record = self._run.journal.visit(made.path)
             if record is None:
                 record = await begin_child(self._run, made, workflow, input, id, detached, priority)

@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast.codec import decode, encode
 from holdfast.engine import Entry
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, StepFailed
 from holdfast.keys import Subspace, check_name, escape
 from holdfast.layers.batch import type_tag
 from holdfast.layers.blobs import BlobRef
@@ -174,6 +174,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     away: Away | None = None
     turn: int = 0
     """Of a wait for a signal: which of the execution's waits it is, in the order in which they began (`turns.py`)."""
+    after: int = 0
+    """How many calls had failed, as its branch's code had been told, when that made this one."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -341,6 +343,8 @@ def fault_of(error: BaseException, step: str = "") -> Fault:
     given = getattr(error, "fault", None)
     if isinstance(given, Fault):
         return given
+    if not step and isinstance(error, StepFailed):
+        step = error.step
     return Fault(type(error).__name__, _printable(str(error))[:FAULT_CHARS_MAX], step)
 
 

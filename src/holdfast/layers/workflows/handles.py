@@ -22,6 +22,7 @@ from holdfast.codec import decode, encode, integer
 from holdfast.engine import SCAN_MAX, cursor_at
 from holdfast.errors import ExecutionFailed, InvalidInput, NotFound, TimedOut
 from holdfast.ids import new_id
+from holdfast.layers.awaiting import Listener
 from holdfast.layers.blobs import BlobRef, Blobs
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.diffs import Difference
@@ -119,15 +120,15 @@ class ExecutionHandle:
         _, execution, meta = await standing_of(self._scope, self.id)
         return execution, meta
 
-    async def _execution(self) -> Execution:
+    async def _execution(self, changed: Listener | None = None) -> Execution:
+        """How it stands; whoever listens need not be told of anything before that."""
         scope = self._scope
         [entry] = await scope.engine.get(scope.space, [execution_key(self.id)])
         if entry is None:
-            raise self._unknown()
+            raise NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
+        if changed is not None:
+            changed.has_read(entry.version)
         return execution_of(entry)
-
-    def _unknown(self) -> NotFound:
-        return NotFound(f"there is no execution {self.id!r}; it was never started, or its record has expired")
 
     async def result(self, wait: Duration | None = None) -> Any:
         """Its result, when it has one; ExecutionFailed if it failed or was cancelled, TimedOut after `wait` (None: never)."""
@@ -138,13 +139,14 @@ class ExecutionHandle:
             execution = await self._execution()
         else:
             awaiting = self._workflows._coordination.awaiting(scope, EXECUTIONS)
-            async with awaiting.listening(key, ENDED_TAGS, self._started) as changed:
+            started, self._started = self._started, None
+            async with awaiting.listening(key, ENDED_TAGS, started) as changed:
                 if changed.missed_nothing:  # it has been started, and has not ended
                     await sleep_or(scope.clock, deadline, changed)
                 while True:
                     changed.clear()
                     shown, changed.value = changed.value, None
-                    execution = await self._execution() if shown is None else decode(shown, Execution)
+                    execution = await self._execution(changed) if shown is None else decode(shown, Execution)
                     if execution.ended or not await sleep_or(scope.clock, deadline, changed):
                         break
         if not execution.ended:

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.codec import decode, encode
 from holdfast.engine import OPERATIONS_MAX, Condition, Operation, Present, Push, Put, Receipt
 from holdfast.errors import Conflict, LeaseLost, Unavailable
@@ -90,6 +92,8 @@ class Journal:
         """Which step was called where: by branch and position."""
         self.last: dict[str, int] = {}
         """By branch: the last position that is recorded."""
+        self.after: dict[str, int] = {}
+        """By path: how many calls had failed before it was called, where some had."""
         self.view = View()
         self.opening: Callable[[], Parts] | None = None
         """What the first commit of this run adds: that it runs."""
@@ -244,6 +248,7 @@ class Journal:
 
     def record(self, path: str, record: StepRecord) -> Put:
         """Remember a step, and what writes it down."""
+        record = self._in_order(path, record)
         self._remember(path, record)
         return Put(self._steps + path, encode(record))
 
@@ -263,8 +268,16 @@ class Journal:
                 self.record(path, record),
                 self.event(event, path, record.error, writes, branch, body, body_writes),
             ]
+        record = self._in_order(path, record)
         self._remember(path, record)
         return [self.event(event, path, record.error, writes, branch, body, body_writes, record)]
+
+    def _in_order(self, path: str, record: StepRecord) -> StepRecord:
+        """With what it came after; an item comes when its map does."""
+        if not self.after:
+            return record
+        after = self.after.get(path.rpartition("/")[0] if record.kind == "item" else path, 0)
+        return record if after == record.after else msgspec.structs.replace(record, after=after)
 
     def event(
         self,

@@ -47,7 +47,7 @@ async def run_steps(run: Run, definition: Definition) -> Any:
 
 async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str, Any]) -> Any:
     run.runnable.more()  # the call, which begins now
-    with Within(run.runnable, run.journal):
+    with Within(run.runnable, run.journal, made.branch):
         function = getattr(instance, step.function.__name__)
         given = tuple(results[name] for name in step.after)
         if not await _wanted(run, step, given):

@@ -84,7 +84,10 @@ async def retry_execution(scope: Scope, queue_of: Callable[[str], Queue], id: st
         )
     records, events = await journal_of(scope, id)
     steps = meta.config.get("steps", [])
-    cut = failed_cut(records, events, steps) if from_step is None else cut_before(records, events, steps, from_step)
+    if from_step is None:
+        cut = failed_cut(records, events, steps, execution.error.step if execution.error is not None else "")
+    else:
+        cut = cut_before(records, events, steps, from_step)
     cut = over_migrations(with_children(cut, records), records, events, steps)
     again = await _again(scope, id, events, cut)
     now = scope.clock.now_ms()

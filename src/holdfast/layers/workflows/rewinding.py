@@ -13,7 +13,7 @@ after the calls that were done before anything below them was. Of a class, the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -78,11 +78,48 @@ def with_children(cut: Cut, records: Records) -> Cut:
     return Cut(cut.dropped | waiting, cut.kept)
 
 
-def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str]) -> Cut:
-    """Before all that failed."""
-    roots = {path for path, record in records.items() if record.status in ("failed", "retrying")}
-    dropped = {path for path in records if any(path == root or path.startswith(f"{root}/") for root in roots)}
+def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:
+    """Before all that failed, unless the code went on after it; and before the step whose failure ended it, whatever came then.
+
+    Whether it went on is told by the calls that it made then (`StepRecord.after`): others may have been under way, and remain.
+    """
+    events = list(events)
+    order = _order(records)
+    last: dict[str, int] = {}  # of each branch: after how many failures it made its last calls
+    for path, after in order.items():
+        last[_around(path)] = max(last.get(_around(path), 0), after)
+    failed = {path for path, record in records.items() if record.status in ("failed", "retrying")}
+    roots = {path for path in failed if path == step or all(last[_around(at)] <= order[at] for at in _upwards(path))}
+    dropped = {path for path in records if any(each in roots for each in _upwards(path))}
+    if step in failed:
+        ended = {_around(at): order[at] for at in _upwards(step)}
+        dropped |= {
+            path for path in records if any(order[at] > ended.get(_around(at), order[at]) for at in _upwards(path))
+        }
     return _cut(records, dropped, places(records, events, steps), counting(events))
+
+
+def _order(records: Records) -> dict[str, int]:
+    """Of each call: after how many failures it was made. One without a record of its own comes with the first thing below it."""
+    order = {path: record.after for path, record in records.items()}
+    for path, record in records.items():
+        for at in _upwards(_around(path)):
+            if at in records:
+                break  # what is in a step counts for itself
+            order[at] = min(order.get(at, record.after), record.after)
+    return order
+
+
+def _around(path: str) -> str:
+    """The branch that a call was made in."""
+    return path.rpartition("/")[0]
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A path, and those of what it is in."""
+    while path:
+        yield path
+        path = _around(path)
 
 
 def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:

@@ -233,6 +233,7 @@ class Guest:
             told.result,
             told.blob,
             body=record.body,
+            after=record.after,
         )
         event = LogEvent(now, "completed", self.path, "", None, told.writes, self._away.branch)
         stands = msgspec.structs.replace(execution, updated_at=now)
