@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Any, Final, Literal, Protocol, overload
 
 from holdfast.engine import ChangeSet, check_start, resume_revision
 
@@ -17,8 +17,8 @@ READ_MAX: Final = 256
 """Commits read at once."""
 
 
-class Feed(Protocol):
-    """One space's feed as an engine offers it to `follow`."""
+class Source(Protocol):
+    """One space's feed as the store has it: enough for who does not wait."""
 
     async def bounds(self) -> tuple[int, int]:
         """The floor (the feed holds what came after it) and the present revision."""
@@ -28,13 +28,27 @@ class Feed(Protocol):
         """Whole commits after a revision, in order; Compacted when they are no longer all there."""
         ...
 
+
+class Feed(Source, Protocol):
+    """One space's feed as an engine offers it to `follow`."""
+
     async def changed(self, after: int) -> None:
         """Return once the revision is past `after`; may return early."""
         ...
 
 
-async def follow(
+@overload
+def follow(
+    feed: Source, prefixes: tuple[str, ...], cursor: str | None, live: Literal[False]
+) -> AsyncIterator[ChangeSet]: ...
+@overload
+def follow(
     feed: Feed, prefixes: tuple[str, ...], cursor: str | None, live: bool = True
+) -> AsyncIterator[ChangeSet]: ...
+
+
+async def follow(
+    feed: Any, prefixes: tuple[str, ...], cursor: str | None, live: bool = True
 ) -> AsyncIterator[ChangeSet]:
     """The commits that touch the prefixes, from the cursor (or from now) on; without end, if live."""
     for prefix in prefixes:

@@ -15,23 +15,17 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.engine import ChangeSet
 from holdfast.engines.bells import Bells
+from holdfast.engines.feed import Source
 from holdfast.errors import Error
 
 KEPT_MAX: Final = 1024
 KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
 CHANGE_BYTES: Final = 200
 """What a change takes in memory, about, besides its value."""
-
-
-class Source(Protocol):
-    """A space's feed as the store has it: a `Feed` that cannot wait."""
-
-    async def bounds(self) -> tuple[int, int]: ...
-    async def read(self, after: int, limit: int) -> list[ChangeSet]: ...
 
 
 class Tail:

@@ -404,14 +404,14 @@ class SqliteEngine:
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        return self._follow(space, prefixes, cursor, live)
+        if not live:  # it waits for nothing, so nobody has to tell it of what comes
+            return follow(SqliteFeed(self, space), prefixes, cursor, live=False)
+        return self._follow(space, prefixes, cursor)
 
-    async def _follow(
-        self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
-    ) -> AsyncIterator[ChangeSet]:
+    async def _follow(self, space: str, prefixes: tuple[str, ...], cursor: str | None) -> AsyncIterator[ChangeSet]:
         self._bell.listen()
         with self._tails.watching(space, prefixes) as feed:
-            async for commit in follow(feed, prefixes, cursor, live):
+            async for commit in follow(feed, prefixes, cursor):
                 yield commit
 
     def _look(self) -> None:
