@@ -54,8 +54,8 @@ _FAR: Final = (b"0" * 200, b"e000", b"e+000")
 _TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def encode(value: Any) -> bytes:
-    """The canonical JSON bytes of a value."""
+def encode(value: Any, *, known: bool = False) -> bytes:
+    """The canonical JSON bytes of a value. What is `known` was read or encoded before: no NaN is looked for in it."""
     try:
         data = _encode(value)
     except RecursionError:
@@ -65,7 +65,7 @@ def encode(value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
         raise InvalidInput(f"the value cannot be stored as JSON: {_odd_key(value, exc)}") from exc
     # NaN and infinity come out as null: only then is it worth looking for them.
-    if b"null" in data and value is not None and _may_have_nan(value):
+    if not known and b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
     return data
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Redaction, Space
+from holdfast.codec import decode, encode
 
 TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
 SECRET = (
@@ -55,6 +56,31 @@ def test_a_token_is_hidden_as_the_name_of_a_field_too() -> None:
     value = Redaction().value("records/x", {TOKEN: 1, "of": {TOKEN: [TOKEN]}})
     shown = f"hf_{'a' * 16}_…"
     assert value == {shown: 1, "of": {shown: [shown]}}
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode({"name": "Ada", "of": [1, None, {"state": "on"}]}),
+        encode(dict.fromkeys((*SECRET, *OPEN), "x")),
+        encode(["plain", {"of": f"by {TOKEN}"}]),
+        encode({"of": {TOKEN: 1}}),
+        encode({"МОЙ_ПАРОЛЬ": 1, "имя": 2}),
+        b'{"p\\u0061ssword": 1}',
+        encode('a text that says "password"'),
+        nested(60),
+        nested(70),
+    ],
+    ids=range(9),
+)
+def test_an_encoded_value_is_shown_as_the_value_itself_is(data: bytes) -> None:
+    redaction = Redaction(fields=["пароль"], keys=["vault/*"])
+    assert redaction.read("user", data) == redaction.value("user", decode(data))
+    assert redaction.read("vault/x", data) == "[redacted]"
 
 
 async def test_the_audit_shows_neither_secrets_nor_tokens_however_they_are_named(space: Space) -> None:

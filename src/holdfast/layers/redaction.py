@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from fnmatch import translate
 from typing import Any, Final
 
+from holdfast.codec import decode
 from holdfast.identity import hidden
 
 REDACTED: Final = "[redacted]"
@@ -62,6 +63,10 @@ class Redaction:
         names = {field.lower() for field in self.fields}  # also such as are no words
         beginnings = {word[0][:BEGINNING_CHARS] for word in map(_words, SECRET_WORDS | self.fields) if word} | {"pass"}
         self._suspects = re.compile("|".join(map(re.escape, sorted(beginnings | names)))).search
+        short = [
+            each for each in beginnings | names if not any(other in each for other in (beginnings | names) - {each})
+        ]
+        self._beginnings = (*short, "hf_", "\\")
 
     def is_secret_field(self, name: str) -> bool:
         known = self._judged.get(name)
@@ -91,6 +96,20 @@ class Redaction:
     def value(self, key: str, value: Any) -> Any:
         """A record's value as it may be shown."""
         return REDACTED if self.is_secret_key(key) else self._inside(value, 0)
+
+    def read(self, key: str, data: bytes) -> Any:
+        """The same of an encoded value. Most have nothing in them that even looks like a secret: they are not walked through."""
+        if self.is_secret_key(key):
+            return REDACTED
+        value: Any = decode(data)
+        return self._inside(value, 0) if self._may_hide(data) else value
+
+    def _may_hide(self, data: bytes) -> bool:
+        """Whether there may be a secret field or a token in it, or anything else than a look at its text can tell."""
+        if data.count(b"{") + data.count(b"[") > DEPTH_MAX:
+            return True
+        text = data.decode().lower()
+        return any(map(text.__contains__, self._beginnings))
 
     def _inside(self, value: Any, depth: int) -> Any:
         if depth > DEPTH_MAX:
