@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.engine import Change, ChangeSet, cursor_at
 from holdfast.engines import feed_tail
+from holdfast.engines.bells import Bells
 from holdfast.engines.feed import READ_MAX, follow
 from holdfast.engines.feed_tail import Following, Tail, Tails
 from holdfast.errors import Compacted, Unavailable
@@ -269,6 +270,24 @@ async def test_who_watches_something_else_is_not_woken_and_need_not_read_what_it
     tail.made(99, store.commit())
     assert (await asyncio.wait_for(watching, 5)).version == 100
     assert store.readings == before
+
+
+async def test_one_that_leaves_and_one_that_was_woken_keep_nobody_from_being_woken() -> None:
+    store, bells = Store(), Bells()
+
+    def waits(prefix: str) -> asyncio.Task[int | None]:
+        return asyncio.ensure_future(bells.wait((prefix,)))
+
+    leaves, often, rare = waits("often/"), waits("often/"), waits("rare/")
+    await steps(1)
+    leaves.cancel()
+    bells.ring(0, store.commit(3))
+    assert await often == 0
+    assert not rare.done()
+    again = waits("often/")
+    await steps(1)
+    bells.ring(3, store.commit(2))
+    assert (await rare, await again) == (3, 4)
 
 
 async def test_a_space_that_nobody_watches_has_no_tail() -> None:

@@ -24,6 +24,8 @@ class Bells:
         self._waiting: dict[str, set[asyncio.Future[int | None]]] = {}
         self._lengths: dict[int, int] = {}
         """How many prefixes there are of each length."""
+        self._asleep = 0
+        """Who was not rung for yet."""
 
     async def wait(self, prefixes: tuple[str, ...]) -> int | None:
         """Return at the next commit that touches a prefix, with the revision before it; None: there is another reason to look."""
@@ -36,9 +38,12 @@ class Bells:
                 self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
             else:
                 waiting.add(waiter)
+        self._asleep += 1
         try:
             return await waiter
         finally:
+            if waiter.cancelled():
+                self._asleep -= 1
             for prefix in prefixes:
                 self._leave(prefix, waiter)
 
@@ -54,7 +59,7 @@ class Bells:
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
         """These commits follow that revision."""
         waiting = self._waiting
-        if not waiting:
+        if not self._asleep:
             return
         any_of = tuple(waiting) if len(waiting) <= FEW else ("",)
         for commit in commits:
@@ -65,6 +70,9 @@ class Bells:
                         for waiter in waiting.get(key[:length], ()):
                             if not waiter.done():
                                 waiter.set_result(after)
+                                self._asleep -= 1
+                    if not self._asleep:
+                        return
             after = commit.version
 
     def ring_all(self, at: int | None = None) -> None:
@@ -73,3 +81,4 @@ class Bells:
             for waiter in waiting:
                 if not waiter.done():
                     waiter.set_result(at)
+                    self._asleep -= 1
