@@ -203,7 +203,7 @@ class Space:
         """The correlations there are."""
         from holdfast.layers.correlations import Correlations
 
-        return Correlations(self._scope)
+        return Correlations(self._scope, self._coordination)
 
     async def correlation(
         self,
@@ -222,18 +222,11 @@ class Space:
         timeout: simple (2, 60 s), workflow (3, 300 s), high_frequency (1, 10 s). `wait` is how long to wait for one that is to
         be found. Orchestrators make correlations; agents find them.
         """
-        from holdfast.layers.correlation_entries import check_id
-        from holdfast.layers.correlations import Correlation, metadata_of
-
-        correlation = Correlation(self._scope, self._coordination, check_id(id))
-        if expect is not None or profile is not None:
-            now_ms = self._scope.clock.now_ms()
-            await correlation.make(metadata_of(now_ms, expect, timeout, min_agents, profile, pattern))
-        elif timeout is not None or min_agents is not None:
-            raise InvalidInput("timeout and min_agents are of a correlation that is made; name whom it expects")
-        else:
-            await correlation.find(wait)
-        return correlation
+        if expect is None and profile is None:
+            if timeout is not None or min_agents is not None:
+                raise InvalidInput("timeout and min_agents are of a correlation that is made; name whom it expects")
+            return await self.correlations.find(id, wait)
+        return await self.correlations.make(id, expect, timeout, min_agents, profile, pattern)
 
     def orchestrator(
         self,

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.clock import as_datetime
 from holdfast.codec import encode
-from holdfast.engine import Change, ChangeSet
+from holdfast.engine import Change, ChangeSet, Entry
 from holdfast.layers import agenda as module
 from holdfast.layers.agenda import RANK_MAX, STEP_MS, Agenda, ToDecide, ToPublish
 from holdfast.layers.correlation_entries import (
@@ -78,6 +78,56 @@ def test_a_correlation_is_due_when_its_last_signal_is_there() -> None:
     feed.signal("c", "b")
     assert ids(agenda.due(NOW, 9)) == ["c"]
     assert agenda.due(NOW, 9) == [], "it is under way"
+
+
+def test_what_the_feed_has_told_whole_need_not_be_read() -> None:
+    agenda, feed = one()
+    feed.state("c")
+    feed.signal("c", "a")
+    feed.signal("c", "b")
+    [work] = agenda.due(NOW, 9)
+    assert isinstance(work, ToDecide)
+    assert work.is_told
+    assert {agent: (entry.version, entry.value) for agent, entry in work.sent.items()} == {
+        "a": (2, encode(Sent("run", {}))),
+        "b": (3, encode(Sent("run", {}))),
+    }
+
+
+@pytest.mark.parametrize(
+    "key", ["correlations/context/c", "sections/correlations/c/a/x", "sections/correlations/c/z/-"]
+)
+def test_what_has_more_than_its_signals_is_read(key: str) -> None:
+    agenda, feed = one()
+    feed.state("c")
+    feed.tell(Change("put", key, True, encode({})))
+    assert not agenda._open["c"].is_told
+
+
+def test_what_was_there_before_the_feed_was_followed_is_read() -> None:
+    agenda, feed = one()
+    feed.state("c")
+    state = agenda._open["c"].state
+    later, _ = one()
+    later.load([Entry(STATES + "c", encode(state), 1, "x", NOW, NOW, tag=tag_of("collecting"))], NOW)
+    assert not later._open["c"].is_told
+
+
+def test_no_more_signals_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(encode(Sent("run", {})))
+    monkeypatch.setattr(module, "SENT_BYTES_MAX", 3 * size)
+    agenda, feed = one()
+    for corr_id in ("c", "d"):
+        feed.state(corr_id)
+        feed.signal(corr_id, "a")
+        feed.signal(corr_id, "a")
+        feed.signal(corr_id, "b")
+    assert [work.is_told for work in agenda._open.values()] == [True, False]
+    assert ids(agenda.due(NOW, 9)) == ["c", "d"], "it is decided all the same"
+    feed.state("c", "completed")
+    feed.tell(Change("delete", "sections/correlations/d/a/-", False))
+    feed.tell(Change("delete", STATES + "d", False))
+    assert agenda._sent_bytes == 0
 
 
 def test_without_its_signals_it_is_due_at_its_timeout() -> None:

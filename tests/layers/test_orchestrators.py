@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
-from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Page, Present, Put, Receipt
+from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Page, Present, Put, Receipt
 from holdfast.layers import agenda
 from holdfast.layers.correlation_entries import (
     MADE,
@@ -122,6 +122,52 @@ async def test_a_shipped_strategy_claims_and_decides_in_one_commit_and_the_next_
     assert [step for step in steps if step] == [["orchestrating", "completed"]] * 2
     assert len(commits) <= 3, "two decisions, and at most one commit more for the outbox"
     assert await keys(desk, OUTBOX) == []
+
+
+class Read(Wrapper):
+    """An engine that notes what is read."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.keys: list[str] = []
+
+    async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+        self.keys += keys
+        return await super().get(space, keys)
+
+    async def scan(self, space: str, prefix: str, **options: Any) -> Page:
+        self.keys.append(prefix)
+        return await super().scan(space, prefix, **options)
+
+
+@pytest.mark.parametrize("context", [None, {"market_regime": "risk-on"}])
+async def test_what_the_feed_has_told_is_decided_without_a_read(
+    store: Store, desk: Space, context: dict[str, Any] | None
+) -> None:
+    engine = Read(desk._scope.engine)
+    view = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    async with running(view.orchestrator(merge="momentum_risk_fusion")):
+        await soon(_until_there_is_one(desk))
+        correlation = await desk.correlation("c-1", expect=BOTH)
+        if context is not None:
+            await correlation.context.publish(context)
+        engine.keys.clear()
+        await signal(store, "c-1", "momentum", MOMENTUM)
+        await signal(store, "c-1", "risk", RISK)
+        decision = await soon(correlation.decision(wait=None))
+    assert decision is not None
+    assert decision.action == "trade"
+    assert [key for key in engine.keys if "c-1" in key] == (
+        [] if context is None else ["correlations/context/c-1", "sections/correlations/c-1/"]
+    )
+    [state] = await desk.correlations.list()
+    assert (list(state.signals), state.context) == (BOTH, context)
+
+
+async def _until_there_is_one(desk: Space) -> None:
+    """Wait for an orchestrator that serves, and so follows the feed."""
+    while not (await desk._scope.engine.scan(desk.name, ORCHESTRATORS)).entries:
+        await asyncio.sleep(0.002)
 
 
 class Meanwhile(Wrapper):

@@ -25,6 +25,7 @@ from holdfast.engine import Change, ChangeSet, Entry
 from holdfast.errors import Error
 from holdfast.keys import unescape
 from holdfast.layers.correlation_entries import (
+    CONTEXTS,
     FINISHED,
     ORCHESTRATORS,
     OUTBOX,
@@ -46,6 +47,8 @@ STEP_COMMITS: Final = 3
 RANK_MAX: Final = 8
 """Nobody waits longer than so many steps."""
 LOOK_MS_MIN: Final = 100
+SENT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Signals that are kept as the feed told them. The others are read when they are needed."""
 WEIGHT_MAX: Final = 2**64 - 1
 MIXING: Final = 0x9E3779B97F4A7C15
 """Odd, and its bits look random: the upper bits of a product with it depend on all bits of the other factor."""
@@ -74,16 +77,19 @@ class Work:
 class ToDecide(Work):
     """An open correlation, and whose signals are there."""
 
-    __slots__ = ("agents", "state")
+    __slots__ = ("is_told", "sent", "state")
 
     def __init__(self, state: State) -> None:
         super().__init__(state.corr_id)
         self.state = state
-        self.agents: set[str] = set()
+        self.sent: dict[str, Entry] = {}
+        """Signals by agent: key, version and, as long as `is_told`, value."""
+        self.is_told = True
+        """The feed has told all there is of it, and it is all in `sent`: nothing has to be read to decide it."""
 
     @property
     def complete(self) -> bool:
-        return len(self.agents) >= self.state.metadata.needed
+        return len(self.sent) >= self.state.metadata.needed
 
 
 class ToPublish(Work):
@@ -110,6 +116,7 @@ class Agenda:
         """How long commits take, lately."""
         self._publishes = publishes
         self._open: dict[str, ToDecide] = {}
+        self._sent_bytes = 0
         self._outbox: dict[str, ToPublish] = {}
         self._peers = {me: _number(me)}
         """Those who live, and what a hash makes of their ids."""
@@ -148,6 +155,8 @@ class Agenda:
         for entry in entries:
             change = Change("put", entry.key, True, entry.value, len(entry.value), tag=entry.tag)
             self._apply(entry.version, change, now)
+            if entry.key.startswith(STATES) and (work := self._open.get(entry.key[len(STATES) :])) is not None:
+                work.is_told = False
 
     def apply(self, commit: ChangeSet, now: int) -> None:
         """One commit of the feed."""
@@ -167,7 +176,7 @@ class Agenda:
     def _apply(self, version: int, change: Change, now: int) -> None:
         key = change.key
         if key.startswith(SIGNALLED):
-            self._signalled(change, now)
+            self._signalled(version, change, now)
         elif key.startswith(STATES):
             self._moved(version, change, now)
         elif key.startswith(ORCHESTRATORS):
@@ -180,21 +189,33 @@ class Agenda:
                 self.gone(peer, now)
         elif key.startswith(OUTBOX) and self._publishes:
             self._sent_out(version, change, now)
+        elif key.startswith(CONTEXTS) and (work := self._open.get(key[len(CONTEXTS) :])) is not None:
+            work.is_told = False
 
-    def _signalled(self, change: Change, now: int) -> None:
-        name, *whose = change.key[len(SIGNALLED) :].split("/", 2)
+    def _signalled(self, version: int, change: Change, now: int) -> None:
+        name, _, whose = change.key[len(SIGNALLED) :].partition("/")
         work = self._open.get(unescape(name))
-        if work is None or len(whose) != 2 or whose[1] != SOLE or not work.state.expects(whose[0]):
+        if work is None:
             return
-        agent = whose[0]
-        if not change.exists or not _is_of(change.value, work.state.run):
-            work.agents.discard(agent)
+        agent, _, instance = whose.partition("/")
+        if instance != SOLE or not work.state.expects(agent):
+            work.is_told = False  # it goes with the decision all the same
             return
-        was = work.complete
-        work.agents.add(agent)
+        was, value = work.complete, change.value
+        before = work.sent.pop(agent, None)
+        self._sent_bytes -= 0 if before is None else len(before.value)
+        if not change.exists or not _is_of(value, work.state.run):
+            return
+        if self._sent_bytes + len(value) > SENT_BYTES_MAX:
+            work.is_told, value = False, b""
+        self._sent_bytes += len(value)
+        work.sent[agent] = Entry(change.key, value, version, change.owner, now, now)
         if work.complete and not was:
             work.since = now
             self._replan(work, now)
+
+    def _forget_sent(self, work: ToDecide) -> None:
+        self._sent_bytes -= sum([len(entry.value) for entry in work.sent.values()])
 
     def _moved(self, version: int, change: Change, now: int) -> None:
         corr_id = change.key[len(STATES) :]
@@ -212,6 +233,8 @@ class Agenda:
             if len(self._open) >= OPEN_MAX:
                 self.overfull = True
                 return
+            if work is not None:
+                self._forget_sent(work)
             work = self._open[corr_id] = ToDecide(state)
         work.state, work.version = state, version
         self._claim(work, None if state.claim is None else state.claim.orchestrator, now)
@@ -319,10 +342,11 @@ class Agenda:
         """When something is due next."""
         while self._plan and (self._plan[0][2].planned_at != self._plan[0][0] or not self._is_known(self._plan[0][2])):
             heapq.heappop(self._plan)
-        times = [*self._look_at.values()]
-        if self._plan:
-            times.append(self._plan[0][0])
-        return min(times, default=None)
+        at = self._plan[0][0] if self._plan else None
+        if self._look_at:
+            looked_at = min(self._look_at.values())
+            return looked_at if at is None else min(at, looked_at)
+        return at
 
     def _is_known(self, work: ToDecide | ToPublish) -> bool:
         known = self._open if isinstance(work, ToDecide) else self._outbox
@@ -342,7 +366,10 @@ class Agenda:
         if version:
             self._settle(STATES + corr_id, version)
         work = self._open.pop(corr_id, None)
-        if work is not None and work.claimant is not None:
+        if work is None:
+            return
+        self._forget_sent(work)
+        if work.claimant is not None:
             self._claimed.get(work.claimant, set()).discard(work)
 
     def publishing(self, corr_id: str, now: int) -> ToPublish:

@@ -93,6 +93,9 @@ class State(msgspec.Struct, frozen=True):
     def finished(self) -> bool:
         return self.status in FINISHED
 
+    def collects(self, now_ms: int) -> bool:
+        return self.status == "collecting" and now_ms < millis(self.metadata.timeout_at)
+
     def expects(self, agent: str) -> bool:
         expected = self.metadata.expected_agents
         return not expected or agent in expected

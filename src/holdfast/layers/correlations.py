@@ -47,9 +47,9 @@ from holdfast.layers.correlation_entries import (
     Sent,
     State,
     Status,
+    check_id,
     due_key,
     kept_ms,
-    millis,
     state_of,
     status_in,
     tag_of,
@@ -125,7 +125,8 @@ class Correlation:
     async def make(self, metadata: Metadata) -> None:
         """Make it, or find the one that was made with the same expectations."""
         state = State(self.id, "collecting", new_id(), metadata)
-        operations = Put(self._key, encode(state), tag=tag_of("collecting")), Put(due_key(state), encode(state.run))
+        put = Put(self._key, encode(state, known=True), tag=tag_of("collecting"))
+        operations = put, Put(due_key(state), encode(state.run))
         try:
             receipt = await self._scope.commit(operations, (Absent(self._key), Absent(self._outbox)))
         except Conflict as conflict:
@@ -162,10 +163,11 @@ class Correlation:
     async def signal(self, signal: Mapping[str, Any], *, agent: str | None = None, replace: bool = False) -> Signalled:
         """Send this agent's signal. `agent` is for orchestrators, who may send one on another's behalf."""
         agent = agent or self._scope.actor
-        fields = checked_signal(signal, agent, self.id, self._scope.clock.now_ms())
+        now_ms = self._scope.clock.now_ms()
+        fields = checked_signal(signal, agent, self.id, now_ms)
         if self._known is not None and not replace:
             try:
-                return await self._signal_at_once(*self._known, agent, fields)
+                return await self._signal_at_once(*self._known, agent, fields, now_ms)
             except Conflict:
                 self._known = None  # it has moved on, or the agent has signalled before
         begun: Items[Transaction] = []
@@ -179,9 +181,11 @@ class Correlation:
         receipt = begun[-1].receipt
         return Signalled(outcome, version or (0 if receipt is None else receipt.version))
 
-    async def _signal_at_once(self, state: State, version: int, agent: str, fields: dict[str, Any]) -> Signalled:
+    async def _signal_at_once(
+        self, state: State, version: int, agent: str, fields: dict[str, Any], now_ms: int
+    ) -> Signalled:
         """The usual case, without a read: it is collecting as it was, and this is the agent's first signal."""
-        if not self._collects(state):
+        if not state.collects(now_ms):
             raise Conflict(f"correlation {self.id!r} does not collect any more")
         put = self._put(self._signals, state, agent, fields)
         conditions = VersionIs(self._key, version), Absent(put.key)
@@ -199,7 +203,7 @@ class Correlation:
         counted = state.signals.get(agent) if state.finished else signal_of(before, state.run)
         if counted is not None and same_signal(counted, fields):
             return "duplicate", root.version if before is None else before.version
-        if not self._collects(state):
+        if not state.collects(self._scope.clock.now_ms()):
             tx.put(self._put(self._late, state, agent, fields, await self._late_ms(root)))
             return "late", 0
         if counted is not None and not replace:
@@ -211,9 +215,6 @@ class Correlation:
             )
         tx.put(self._put(self._signals, state, agent, fields))
         return "accepted", 0
-
-    def _collects(self, state: State) -> bool:
-        return state.status == "collecting" and self._scope.clock.now_ms() < millis(state.metadata.timeout_at)
 
     def _put(self, where: Sections, state: State, agent: str, fields: dict[str, Any], ttl_ms: int | None = None) -> Put:
         if not state.expects(agent):
@@ -340,8 +341,30 @@ class SharedContext:
 class Correlations:
     """The correlations of a space, as `space.correlations`."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, coordination: Coordination) -> None:
         self._scope = scope
+        self._coordination = coordination
+
+    async def find(self, id: str, wait: Duration | None = 0) -> Correlation:
+        """The one of this id; NotFound when there is none, or none comes within that time."""
+        correlation = Correlation(self._scope, self._coordination, check_id(id))
+        await correlation.find(wait)
+        return correlation
+
+    async def make(
+        self,
+        id: str,
+        expect: Sequence[str] | int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - of the correlation, not of this call
+        min_agents: int | None = None,
+        profile: str | None = None,
+        pattern: str = "fan_in",
+    ) -> Correlation:
+        """Make one, or find the one that was made with the same expectations; as `space.correlation(id, expect=…)`."""
+        correlation = Correlation(self._scope, self._coordination, check_id(id))
+        now_ms = self._scope.clock.now_ms()
+        await correlation.make(metadata_of(now_ms, expect, timeout, min_agents, profile, pattern))
+        return correlation
 
     async def list(
         self, *, status: Status | None = None, prefix: str = "", after: str | None = None, limit: int = 1000

@@ -1,7 +1,7 @@
 """From the signals of one correlation to its decision: what is read, what the strategy is asked, what is told of it.
 
-A `Case` is all that the decision rests on, read after the claim, when nothing of it can change any more; or before, and then the
-decision is committed on condition that nothing has (`as_read`). `conclude` asks the
+A `Case` is all that the decision rests on, read after the claim, when nothing of it can change any more; or as the feed told it before,
+and then the decision is committed on condition that nothing has changed (`as_read`). `conclude` asks the
 strategy, if there are signals enough, and puts decision, merged context and the facts for the audit together. It writes nothing.
 
 Signals enough: all; or at least `min_agents` when the time is over; or any at all when somebody asked to decide now. Otherwise the
@@ -12,12 +12,14 @@ the strategy raises: its action is then `error`, and its reason `merge_failed`.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
-from holdfast.engine import Absent, Condition, VersionIs
+from holdfast.engine import Absent, Condition, Entry, VersionIs
 from holdfast.errors import Error, InvalidInput
 from holdfast.ids import new_id
 from holdfast.layers.correlation_entries import CONTEXTS, SIGNALS, Audit, Decision, State, Status, millis
@@ -38,8 +40,7 @@ ENTRIES_MAX: Final = 1000
 log = logging.getLogger("holdfast.orchestrator")
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A claimed correlation, with all there is to decide it by."""
 
     state: State
@@ -78,58 +79,75 @@ class Case:
 
     def abandoned(self) -> Case:
         """Too many orchestrators have ended in the middle of it."""
-        return replace(self, broken="orchestration_abandoned")
+        return msgspec.structs.replace(self, broken="orchestration_abandoned")
 
 
-async def read_case(scope: Scope, state: State, *, forced: bool) -> Case:
-    """What a claimed correlation has."""
-    sections = Sections(scope, SIGNALS, state.corr_id)
+async def read_case(scope: Scope, state: State, *, forced: bool = False) -> Case:
+    """What there is of a correlation now."""
+    prefix = Sections(scope, SIGNALS, state.corr_id).prefix
     [context] = await scope.engine.get(scope.space, [CONTEXTS + state.corr_id])
-    keys = [] if context is None else [context.key]
-    as_read: list[Condition] = [Absent(CONTEXTS + state.corr_id)]
-    if context is not None:
-        as_read = [VersionIs(context.key, context.version)]
-    found: list[tuple[int, str, dict[str, Any]]] = []
-    size, after, more = 0, None, True
-    while more and (after is None or len(found) < state.metadata.needed):  # others may have filled the first pages
-        page = await scope.engine.scan(scope.space, sections.prefix, after=after, limit=ENTRIES_MAX)
+    keys: list[str] = []
+    sent: dict[str, Entry] = {}
+    after, more = None, True
+    while more and (after is None or len(sent) < state.metadata.needed):  # others may have filled the first pages
+        page = await scope.engine.scan(scope.space, prefix, after=after, limit=ENTRIES_MAX)
         for entry in page.entries:
             keys.append(entry.key)
-            agent, _, instance = entry.key[len(sections.prefix) :].partition("/")
-            signal = signal_of(entry, state.run)
-            if instance == SOLE and signal is not None and state.expects(agent):
-                found.append((entry.version, agent, signal))
-                as_read.append(VersionIs(entry.key, entry.version))
-                size += len(entry.value)
+            agent, _, instance = entry.key[len(prefix) :].partition("/")
+            if instance == SOLE and state.expects(agent) and signal_of(entry, state.run) is not None:
+                sent[agent] = entry
         after, more = (page.entries[-1].key, page.more) if page.entries else (after, False)
-    signals = {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
-    told = None if context is None else decode(context.value, dict)
+    return case_of(state, sent, keys, context, forced=forced)
+
+
+def case_of(
+    state: State, sent: Mapping[str, Entry], keys: list[str], context: Entry | None = None, *, forced: bool = False
+) -> Case:
+    """All there is: the signals by agent, the keys of their entries and of others beside them, the context."""
+    signals: dict[str, dict[str, Any]] = {}
+    as_read: list[Condition] = []
+    size, told = 0, None
+    for agent, entry in sorted(sent.items(), key=lambda each: (each[1].version, each[0])):
+        if (signal := signal_of(entry, state.run)) is not None:
+            signals[agent] = signal
+            as_read.append(VersionIs(entry.key, entry.version))
+            size += len(entry.value)
+    if context is None:
+        as_read.append(Absent(CONTEXTS + state.corr_id))
+    else:
+        as_read.append(VersionIs(context.key, context.version))
+        keys, told = [*keys, context.key], decode(context.value, dict)
     return Case(state, signals, told, keys, tuple(as_read), forced, size)
 
 
-async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> Decision:
-    """The decision."""
+async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> tuple[Decision, bytes]:
+    """The decision, and the bytes of it."""
     state, claim = case.state, case.state.claim
     errors = 0 if claim is None else claim.attempt - 1
-    status: Status = "failed"
+
+    def decided(status: Status, merged: Merged) -> tuple[Decision, bytes]:
+        return _told(_decision(case, status, merged, errors, merge, version, scope), merged)
+
     if case.broken is not None:
-        merged = _failed(case.broken, "orchestrators ended while they were deciding it")
-    elif not case.enough:
+        return decided("failed", _failed(case.broken, "orchestrators ended while they were deciding it"))
+    if not case.enough:
         reason = "workflow_timeout" if case.timed_out else "signals_missing"
         lacking = state.metadata.needed - len(case.signals)
-        merged = Merged({**timeout_decision([*case.signals], case.missing, lacking), "reason": reason})
-    else:
-        try:
-            question = Question(
-                state.corr_id, tuple(state.metadata.expected_agents), tuple(case.missing), case.timed_out
-            )
-            merged = _checked(merged_of(await called(strategy, case.signals, question)))
-            status = "completed"
-        except Exception as exc:  # a strategy is anybody's; whatever it raises is its answer
-            log.warning("merging correlation %s by %s failed: %s", state.corr_id, merge, exc)
-            merged, errors = _failed("merge_failed", f"{type(exc).__name__}: {exc}"), errors + 1
-    now = scope.clock.now_ms()
-    details = dict(merged.decision)
+        return decided("failed", Merged({**timeout_decision([*case.signals], case.missing, lacking), "reason": reason}))
+    try:
+        question = Question(state.corr_id, tuple(state.metadata.expected_agents), tuple(case.missing), case.timed_out)
+        return decided("completed", merged_of(await called(strategy, case.signals, question)))
+    except Exception as exc:  # a strategy is anybody's; whatever it raises is its answer
+        log.warning("merging correlation %s by %s failed: %s", state.corr_id, merge, exc)
+        errors += 1
+        return decided("failed", _failed("merge_failed", f"{type(exc).__name__}: {exc}"))
+
+
+def _decision(
+    case: Case, status: Status, merged: Merged, errors: int, merge: str, version: str, scope: Scope
+) -> Decision:
+    state, claim, now = case.state, case.state.claim, scope.clock.now_ms()
+    details, at = dict(merged.decision), as_datetime(now)
     return Decision(
         id=new_id(),
         corr_id=state.corr_id,
@@ -145,7 +163,7 @@ async def conclude(case: Case, merge: str, strategy: Strategy, version: str, sco
             "source_signals": _told_sources(case, merged),
             "merged_analysis": dict(merged.analysis),
             "metadata": {
-                "merged_at": as_datetime(now).isoformat(),
+                "merged_at": at.isoformat(),
                 "orchestrator_version": version,
                 "merge_pattern": merge,
             },
@@ -161,7 +179,7 @@ async def conclude(case: Case, merge: str, strategy: Strategy, version: str, sco
             orchestrator="" if claim is None else claim.orchestrator,
             agent=scope.actor,
         ),
-        decided_at=as_datetime(now),
+        decided_at=at,
     )
 
 
@@ -184,17 +202,19 @@ def _failed(reason: str, error: str) -> Merged:
     return Merged({"action": "error", "reason": reason, "error": error[:ERROR_CHARS_MAX]})
 
 
-def _checked(merged: Merged) -> Merged:
-    """What can be kept; whatever cannot be JSON, or is no decision, is the strategy's error."""
+def _told(decision: Decision, merged: Merged) -> tuple[Decision, bytes]:
+    """As everybody will read it; whatever cannot be JSON, or is no decision, is the strategy's error."""
+    if not isinstance(decision.direction, str | None):
+        raise InvalidInput("a decision's direction is text or null")
     try:
-        told = encode([merged.decision, merged.analysis, merged.sources])
+        told = encode(decision)
+        own = (
+            len(told)
+            if len(told) <= DECISION_BYTES_MAX
+            else len(encode([merged.decision, merged.analysis, merged.sources]))
+        )
     except Error as exc:
         raise InvalidInput(f"what the strategy gave cannot be stored: {exc}") from exc
-    if len(told) > DECISION_BYTES_MAX:
-        raise InvalidInput(f"a decision has at most {DECISION_BYTES_MAX:,} bytes, and this one has {len(told):,}")
-    decision, analysis, sources = decode(told, list)
-    number(decision, "size", 0)
-    number(decision, "confidence", 0.0)
-    if not isinstance(decision.get("direction"), str | None):
-        raise InvalidInput("a decision's direction is text or null")
-    return Merged(decision, analysis, sources)
+    if own > DECISION_BYTES_MAX:
+        raise InvalidInput(f"a decision has at most {DECISION_BYTES_MAX:,} bytes, and this one has {own:,}")
+    return decode(told, Decision), told

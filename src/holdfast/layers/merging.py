@@ -335,7 +335,7 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = values.get(name)
     if found is None:
         return {}
-    if not isinstance(found, Mapping):
+    if type(found) is not dict and not isinstance(found, Mapping):
         raise InvalidInput(f"{name} must be an object, not {found!r:.60}")
     return found
 

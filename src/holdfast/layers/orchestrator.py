@@ -13,8 +13,8 @@ the same picture. When a correlation is due it takes three steps:
    about, the entry in the outbox, the end of the index entry and of the signals' own entries.
 
 A shipped strategy takes no time and has no effects, so there is nothing a claim of its own would guard: when the signals of all
-named agents are there, claim and decision are one commit, on condition that state, signals and context are as they were read.
-The feed tells both steps. Where something was changed meanwhile, it is claimed first.
+named agents are there, claim and decision are one commit, on condition that state, signals and context are as the feed has told
+them, or as they were read where it has not told all. The feed tells both steps. Where something was changed meanwhile, it is claimed first.
 
 Then the decision is published: `on_decision` is called, and the outbox entry is removed, with the next commit of this
 orchestrator or after NOTE_S. The decision is in the outbox once, from the commit that made it, and the orchestrator that made
@@ -70,6 +70,7 @@ from holdfast.ids import new_id
 from holdfast.layers.agenda import SIGNALLED, Agenda, ToDecide, ToPublish
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
+    CONTEXTS,
     MADE,
     OPEN,
     ORCHESTRATORS,
@@ -85,7 +86,7 @@ from holdfast.layers.correlation_entries import (
     state_of,
     tag_of,
 )
-from holdfast.layers.deciding import Case, conclude, read_case
+from holdfast.layers.deciding import Case, case_of, conclude, read_case
 from holdfast.layers.leases import Lease
 from holdfast.layers.merging import STRATEGIES, Strategy, strategy_of
 from holdfast.layers.patterns import called
@@ -106,7 +107,7 @@ NOTES_MAX: Final = 32
 """Entries of the outbox that one commit takes out."""
 STOP_S_MAX: Final = 10.0
 """How long stopping waits for what is being decided."""
-FOLLOWED: Final = (ORCHESTRATORS, STATES, SIGNALLED, OUTBOX)
+FOLLOWED: Final = (ORCHESTRATORS, STATES, SIGNALLED, OUTBOX, CONTEXTS)
 PASSING: Final = (Unavailable, OutcomeUnknown, Compacted, LeaseLost, RateLimitExceeded)
 """What may be otherwise the next time."""
 
@@ -129,6 +130,8 @@ class Term:
         self.tasks: set[asyncio.Task[None]] = set()
         self.unnoted: list[ToPublish] = []
         """What was published, and is still in the outbox."""
+        self.unnoted_since = 0.0
+        """By the loop's time."""
         self.noting: asyncio.Task[None] | None = None
         lease.tell(self.news)
 
@@ -384,24 +387,26 @@ class Orchestrator:
         forced = forced or (seen.claim is not None and seen.claim.forced)
         timed_out = not forced and not work.complete
         if self._at_once and not forced and not timed_out and seen.claim is None and seen.metadata.expected_agents:
-            decision = await self._decide_at_once(term, seen, version)
+            decision = await self._decide_at_once(term, work, seen, version)
             if decision is not None:
                 return decision
         state, version = await self._claim(term, seen, version, timed_out=timed_out, forced=forced)
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
-        decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
-        return await self._finish(term, case, version, decision)
+        return await self._finish(term, case, version)
 
-    async def _decide_at_once(self, term: Term, seen: State, version: int) -> Decision | None:
+    async def _decide_at_once(self, term: Term, work: ToDecide, seen: State, version: int) -> Decision | None:
         """Claim and decide in one commit; None when a signal or the context was changed meanwhile: a claim ends that."""
-        case = await read_case(self._scope, self._claimed(term, seen), forced=False)
+        claimed = self._claimed(term, seen)
+        if work.is_told:
+            case = case_of(claimed, work.sent, [entry.key for entry in work.sent.values()])
+        else:
+            case = await read_case(self._scope, claimed)
         if not case.complete:
             return None
-        decision = await conclude(case, self.merge, self._strategy, self._version, self._scope)
         try:
-            return await self._finish(term, case, version, decision, case.as_read)
+            return await self._finish(term, case, version, case.as_read)
         except Conflict as conflict:
             if conflict.key == STATES + seen.corr_id:
                 raise
@@ -423,10 +428,9 @@ class Orchestrator:
         put = _claiming(claimed)
         return claimed, (await self._commit(term, (put,), (VersionIs(put.key, version),))).version
 
-    async def _finish(
-        self, term: Term, case: Case, version: int, decision: Decision, as_read: tuple[Condition, ...] = ()
-    ) -> Decision:
-        """State, decision, outbox and what goes away: one commit."""
+    async def _finish(self, term: Term, case: Case, version: int, as_read: tuple[Condition, ...] = ()) -> Decision:
+        """Ask the strategy; state, decision, outbox and what goes away are one commit."""
+        decision, told = await conclude(case, self.merge, self._strategy, self._version, self._scope)
         state, now = case.state, self._scope.clock.now_ms()
         ttl_ms = await kept_ms(self._scope, decision.status)
         finished = State(
@@ -438,10 +442,9 @@ class Orchestrator:
             claim=state.claim,
             context=case.context,
         )
-        told = encode(decision)
         operations: list[Operation] = [
             *([_claiming(state)] if as_read else []),
-            Put(STATES + state.corr_id, encode(finished), ttl_ms, tag_of(decision.status)),
+            Put(STATES + state.corr_id, encode(finished, known=True), ttl_ms, tag_of(decision.status)),
             Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
         ]
@@ -477,7 +480,7 @@ class Orchestrator:
                 return  # it is another's by now; the feed will tell
             work.decision = decode(entry.value, Decision)
         if claimant != term.id:
-            put = Put(key, encode(work.decision), tag=term.id)
+            put = Put(key, encode(work.decision, known=True), tag=term.id)
             version = (await self._commit(term, (put,), (VersionIs(key, version),))).version
         if self._on_decision is not None and work.decision.id not in self._told:
             try:
@@ -492,6 +495,8 @@ class Orchestrator:
                 del self._told[next(iter(self._told))]
             self.published += 1
         if term.agenda.noting(work, version):
+            if not term.unnoted:
+                term.unnoted_since = asyncio.get_running_loop().time()
             term.unnoted.append(work)
         else:
             term.news.set()
@@ -527,8 +532,10 @@ class Orchestrator:
 
     async def _note_soon(self, term: Term) -> None:
         """Take out of the outbox what no other commit has taken out by then."""
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(NOTE_S)
+            while term.unnoted and (left_s := term.unnoted_since + NOTE_S - loop.time()) > 0:  # noqa: ASYNC110 - for a time
+                await asyncio.sleep(left_s)
             await self._note_all(term)
         finally:
             term.noting = None
@@ -581,7 +588,7 @@ class Orchestrator:
 
 
 def _claiming(claimed: State) -> Put:
-    return Put(STATES + claimed.corr_id, encode(claimed), tag=tag_of("orchestrating"))
+    return Put(STATES + claimed.corr_id, encode(claimed, known=True), tag=tag_of("orchestrating"))
 
 
 def _updated(state: State, now: datetime) -> Metadata:
