@@ -383,6 +383,16 @@ async def test_one_that_is_stopped_before_it_has_begun_ends_and_may_run_again(st
     assert orchestrator.decided == 1
 
 
+async def test_one_that_is_stopped_while_it_does_not_run_runs_when_it_is_told_to(store: Store, desk: Space) -> None:
+    orchestrator = desk.orchestrator(merge=FUSION)
+    for number in range(2):
+        await orchestrator.stop()
+        await complete(store, desk, f"c-{number}")
+        async with running(orchestrator):
+            assert await soon((await desk.correlation(f"c-{number}")).decision(wait=None)) is not None
+    assert orchestrator.decided == 2
+
+
 # --- what agents say ---
 
 

@@ -12,7 +12,7 @@ the strategy raises: its action is then `error`, and its reason `merge_failed`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -86,24 +86,31 @@ async def read_case(scope: Scope, state: State, *, forced: bool = False) -> Case
     """What there is of a correlation now."""
     prefix = Sections(scope, SIGNALS, state.corr_id).prefix
     [context] = await scope.engine.get(scope.space, [CONTEXTS + state.corr_id])
-    keys: list[str] = []
     sent: dict[str, Entry] = {}
+    strays: list[str] = []
     after, more = None, True
     while more and (after is None or len(sent) < state.metadata.needed):  # others may have filled the first pages
         page = await scope.engine.scan(scope.space, prefix, after=after, limit=ENTRIES_MAX)
         for entry in page.entries:
-            keys.append(entry.key)
             agent, _, instance = entry.key[len(prefix) :].partition("/")
             if instance == SOLE and state.expects(agent) and signal_of(entry, state.run) is not None:
                 sent[agent] = entry
+            else:
+                strays.append(entry.key)
         after, more = (page.entries[-1].key, page.more) if page.entries else (after, False)
-    return case_of(state, sent, keys, context, forced=forced)
+    return case_of(state, sent, strays, context, forced=forced)
 
 
 def case_of(
-    state: State, sent: Mapping[str, Entry], keys: list[str], context: Entry | None = None, *, forced: bool = False
+    state: State,
+    sent: Mapping[str, Entry],
+    strays: Sequence[str] = (),
+    context: Entry | None = None,
+    *,
+    forced: bool = False,
 ) -> Case:
-    """All there is: the signals by agent, the keys of their entries and of others beside them, the context."""
+    """All there is: the signals by agent, the keys of what else is beside them, the context."""
+    keys = [*(entry.key for entry in sent.values()), *strays]
     signals: dict[str, dict[str, Any]] = {}
     as_read: list[Condition] = []
     size, told = 0, None
@@ -116,7 +123,8 @@ def case_of(
         as_read.append(Absent(CONTEXTS + state.corr_id))
     else:
         as_read.append(VersionIs(context.key, context.version))
-        keys, told = [*keys, context.key], decode(context.value, dict)
+        keys.append(context.key)
+        told = decode(context.value, dict)
     return Case(state, signals, told, keys, tuple(as_read), forced, size)
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -175,8 +175,15 @@ class Orchestrator:
 
     # --- its life ---
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """Decide whatever becomes due, until it is stopped or cancelled."""
+        if self._ended.is_set():
+            self._stopping = (
+                False  # here, not when it begins: it may be stopped in between, and what was before is over
+            )
+        return self._run()
+
+    async def _run(self) -> None:
         if not self._ended.is_set():
             raise InvalidInput("this orchestrator is running already; make another one")
         self._ended.clear()
@@ -187,7 +194,6 @@ class Orchestrator:
                 except PASSING as exc:
                     await self._pause(exc)
         finally:
-            self._stopping = False  # not before: one may be stopped before it has begun
             self._ended.set()
 
     async def stop(self) -> None:
@@ -399,10 +405,7 @@ class Orchestrator:
     async def _decide_at_once(self, term: Term, work: ToDecide, seen: State, version: int) -> Decision | None:
         """Claim and decide in one commit; None when a signal or the context was changed meanwhile: a claim ends that."""
         claimed = self._claimed(term, seen)
-        if work.is_told:
-            case = case_of(claimed, work.sent, [entry.key for entry in work.sent.values()])
-        else:
-            case = await read_case(self._scope, claimed)
+        case = case_of(claimed, work.sent) if work.is_told else await read_case(self._scope, claimed)
         if not case.complete:
             return None
         try:
