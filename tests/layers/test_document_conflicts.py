@@ -81,6 +81,18 @@ async def test_who_is_ready_after_another_s_deadline_is_found(store: Store, boss
     assert {each.kind for each in found} == {"deadline"}
 
 
+async def test_two_that_are_late_for_each_other_are_two_contradictions(store: Store, boss: Space) -> None:
+    await said(store, "a", {"ready_at": "2026-03-01T12:00:00Z", "deadline": "2026-03-01T10:00:00Z"})
+    await said(store, "b", {"ready_at": "2026-03-01T11:00:00Z", "deadline": "2026-03-01T09:00:00Z"})
+    found = await boss.document(NAME).conflicts()
+    assert {each.subject: each.values["a/1"] for each in found} == {
+        "ready_at of a/1": "2026-03-01T12:00:00+00:00",
+        "ready_at of b/1": "2026-03-01T10:00:00+00:00",
+    }
+    await boss.document(NAME).resolve(found[0], by="person", winner="a/1", justification="it was agreed")
+    assert [each.id for each in await boss.document(NAME).conflicts()] == [found[1].id]
+
+
 @pytest.mark.parametrize(
     "odd",
     [None, 3, "increase", [], {"recommendation": 3}, {"recommendation": ["increase"]}, {"claims": []}, {"claims": {"x": "y"}},

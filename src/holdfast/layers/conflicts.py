@@ -164,7 +164,10 @@ def missed(ready: str, deadline: str) -> Detector:
             late = [section for section, limit in due.items() if section != each.section and limit < at]
             for section in late:
                 values = {each.section: at.isoformat(), section: due[section].isoformat()}
-                yield Contradiction("deadline", "", ready, (each.section, section), values)
+                theirs, mine = _instant(view.sections[section].data, ready), due.get(each.section)
+                both = theirs is not None and mine is not None and mine < theirs
+                about = f"{ready} of {each.section}" if both else ready  # of two that are late for each other, two
+                yield Contradiction("deadline", "", about, (each.section, section), values)
             if of_body is not None and of_body < at:
                 values = {each.section: at.isoformat(), "body": of_body.isoformat()}
                 yield Contradiction("deadline", "", deadline, (each.section, "body"), values)
