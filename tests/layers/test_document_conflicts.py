@@ -164,6 +164,23 @@ async def test_what_waits_for_a_person_waits_longer_than_a_year(store: Store, bo
     assert len(await boss.document(NAME).escalations()) == 1
 
 
+async def test_a_repeated_request_to_resolve_tells_what_was_decided_then(
+    store: Store, boss: Space, clock: ManualClock
+) -> None:
+    doc, conflict = boss.document(NAME), await contradiction(store)
+    first = await doc.resolve(conflict, request_id="r")
+    clock.advance("1s")
+    why = "the market has moved"
+    other = next(party for party in conflict.parties if party != first.winner)
+    await doc.resolve(conflict, by="person", winner=other, justification=why)
+    await said(store, "risk", INCREASE)
+    before = await everything(boss)
+    assert await doc.resolve(conflict, request_id="r") == first
+    assert await everything(boss) == before
+    with pytest.raises(InvalidInput, match="used before for something else"):
+        await doc.resolve(conflict, by="confidence", request_id="r")
+
+
 async def test_decisions_are_audited(store: Store, boss: Space, url: str) -> None:
     if url == "policed:":
         pytest.skip("agents do not read the audit")

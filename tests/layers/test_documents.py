@@ -116,6 +116,45 @@ async def test_in_mode_reject_an_instance_that_has_not_seen_the_other_gets_both_
     assert await one.contribute("d") > third
 
 
+async def test_in_mode_reject_a_repeated_request_is_answered_as_before(store: Store, space: Space) -> None:
+    one = space.document(NAME, mode="reject")
+    version = await one.contribute("a", request_id="r")
+    before = await everything(space)
+    assert await one.contribute("a", request_id="r") == version
+    again = store.space("contoso", agent="market", instance="2").document(NAME, mode="reject")
+    assert await again.contribute("a", request_id="r") == version, "by whichever instance"
+    assert await everything(space) == before
+    last = await one.contribute("b")
+    assert await one.contribute("a", request_id="r") == version
+    with pytest.raises(InvalidInput, match="used before for something else"):
+        await one.contribute("c", request_id="r")
+    assert (await one.read()).versions["market/-"] == last
+    assert await one.contribute("d") > last, "what it has seen is what it wrote last"
+
+
+async def test_in_mode_reject_the_same_request_twice_at_once_contributes_once(space: Space) -> None:
+    docs = [space.document(NAME, mode="reject") for _ in range(4)]
+    versions = await asyncio.gather(*(doc.contribute("a", request_id="r") for doc in docs))
+    assert len(set(versions)) == 1
+    assert [event.kind for event in await docs[0].history()] == ["contributed"]
+
+
+async def test_in_mode_reject_a_section_that_has_ended_by_itself_is_free_for_who_wrote_it(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
+    one = space.document(NAME, mode="reject")
+    two = store.space("contoso", agent="market", instance="2").document(NAME, mode="reject")
+    await one.contribute("a", ttl="1m")
+    clock.advance("2m")
+    last = await one.contribute("b", ttl="1m")
+    clock.advance("2m")
+    await two.contribute("c")
+    with pytest.raises(Conflict, match="instance '2'"):
+        await one.contribute("d")
+    await two.withdraw()
+    assert last in one._seen.values()
+
+
 async def test_in_mode_reject_an_orchestrator_sees_each_section_for_itself(space: Space, boss: Space) -> None:
     doc = boss.document(NAME, mode="reject")
     await doc.contribute("boss")

@@ -16,11 +16,14 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.codec import decode, encode
 from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put, check_label
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace
 from holdfast.layers.records import Records, RecordTransaction
+from holdfast.layers.scope import Scope
 from holdfast.layers.transact import Transaction
 
 ANSWERS: Final = Subspace("answers")
@@ -45,20 +48,49 @@ async def transact_once(
 
 async def once(transaction: Transaction, request_id: str | None, asked: Any, work: Callable[[], Awaitable[Any]]) -> Any:
     """Within a transaction: do the work, or give what it answered when this request id was first asked."""
-    if request_id is None:
-        return await work()
-    check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
-    key = ANSWERS.key(transaction.scope.actor, request_id)
-    digest = hashlib.sha256(encode(asked)).hexdigest()
-    stored = await transaction.value(key)
-    if stored is not None:
-        before, answer = decode(stored, list)
-        if before != digest:
-            raise InvalidInput(
-                f"request id {request_id!r} was used before for something else; give every request its own id"
-            )
-        return answer
+    before = await answered(transaction, request_id, asked)
+    if before is not None:
+        return before.answer
     answer = await work()
+    if request_id is None:
+        return answer
     if transaction.operations:
-        transaction.put(Put(key, encode([digest, answer]), REQUEST_WINDOW_MS))
+        transaction.put(remembering(transaction.scope, request_id, asked, answer))
     return decode(encode(answer))
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What was answered, and the version and the time of the commit it tells of."""
+
+    answer: Any
+    version: int
+    at: int
+
+
+async def answered(transaction: Transaction, request_id: str | None, asked: Any) -> Answered | None:
+    """What was answered when this request id was first asked; None when it is new. The commit needs that it still is."""
+    if request_id is None:
+        return None
+    check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
+    [entry] = await transaction.read(answer_key(transaction.scope, request_id))
+    if entry is None:
+        return None
+    digest, answer = decode(entry.value, list)
+    if digest != _digest(asked):
+        raise InvalidInput(
+            f"request id {request_id!r} was used before for something else; give every request its own id"
+        )
+    return Answered(answer, entry.version, entry.updated_at)
+
+
+def remembering(scope: Scope, request_id: str, asked: Any, answer: Any) -> Put:
+    """The operation by which a commit remembers its answer."""
+    return Put(answer_key(scope, request_id), encode([_digest(asked), answer]), REQUEST_WINDOW_MS)
+
+
+def answer_key(scope: Scope, request_id: str) -> str:
+    return ANSWERS.key(scope.actor, request_id)
+
+
+def _digest(asked: Any) -> str:
+    return hashlib.sha256(encode(asked)).hexdigest()

@@ -50,7 +50,7 @@ from holdfast.engine import (
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.identity import check_agent
 from holdfast.keys import check_name
-from holdfast.layers.answers import ANSWERS, once
+from holdfast.layers.answers import ANSWERS, answer_key, answered, once, remembering
 from holdfast.layers.conflicts import Contradiction
 from holdfast.layers.consistency import Consistency, read, read_with_prefix
 from holdfast.layers.contributions import (
@@ -115,6 +115,8 @@ class Document:
         self._head = DOCUMENTS.key("heads", name)
         self._seen: dict[str, int] = {}
         """In mode reject: the versions of sections as they were last read or written here."""
+        self._passing: dict[str, int] = {}
+        """Those of them that were written here, with a ttl."""
 
     # --- reading ---
 
@@ -236,19 +238,47 @@ class Document:
             value["instance"] = self._scope.instance if instance is None else instance
         put = self._sections.put(value, agent=agent, instance=element, ttl_ms=optional_ms(ttl))
         operations = (put, await self._history.contributed(section, put.value))
-        conditions: tuple[Condition, ...] = (self._mode.condition,)
-        if self.mode == "reject":
-            seen = (self._seen if inputs is None else given).get(section, 0)
-            conditions = (*conditions, VersionIs(put.key, seen) if seen else Absent(put.key))
-        try:
-            receipt = await self._commit_in_mode(operations, conditions, request_id)
-        except Conflict as conflict:
-            if conflict.key != put.key:
-                raise
-            raise await self._rejected(conflict, put.key, data) from conflict
-        if self.mode == "reject":
-            self._seen[section] = receipt.version
-        return receipt.version
+        if self.mode == "merge":
+            return (await self._commit_in_mode(operations, (self._mode.condition,), request_id)).version
+        seen = (self._seen if inputs is None else given).get(section, 0)
+        version = await self._contribute_unless_met(put, operations, section, seen, request_id, data)
+        if put.ttl_ms is not None:
+            self._passing[section] = version
+        self._seen[section] = max(version, self._seen.get(section, 0))
+        return version
+
+    async def _contribute_unless_met(
+        self,
+        put: Put,
+        operations: tuple[Operation, ...],
+        section: str,
+        seen: int,
+        request_id: str | None,
+        data: Any,
+    ) -> int:
+        """In mode reject: if the section is still what this instance has seen, or was its own and has ended by itself."""
+        said = {name: value for name, value in decode(put.value, dict).items() if name != "instance"}
+        asked = ["contribute", self.name, section, said, put.ttl_ms]
+        while True:
+            # What is repeated was seen at another version meanwhile, so it is another batch: the answer is remembered here.
+            transaction = Transaction(self._scope)
+            before = await answered(transaction, request_id, asked)
+            if before is not None:
+                return before.version
+            if request_id is not None:
+                operations = (*operations[:2], remembering(self._scope, request_id, asked, None))
+            as_seen = VersionIs(put.key, seen) if seen else Absent(put.key)
+            conditions = *transaction.conditions, self._mode.condition, as_seen
+            try:
+                return (await self._commit_in_mode(operations, conditions, None)).version
+            except Conflict as conflict:
+                if request_id is not None and conflict.key == answer_key(self._scope, request_id):
+                    continue  # the same request, twice at once
+                if conflict.key != put.key:
+                    raise
+                if not seen or conflict.actual is not None or self._passing.get(section) != seen:
+                    raise await self._rejected(conflict, put.key, data) from conflict
+                seen = 0
 
     async def _commit_in_mode(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...], request_id: str | None

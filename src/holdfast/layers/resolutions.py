@@ -38,7 +38,7 @@ from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Condition, Entry, Put, VersionIs
 from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.keys import Subspace
-from holdfast.layers.answers import once
+from holdfast.layers.answers import answered, once
 from holdfast.layers.conflicts import DETECTORS, Contradiction, Detector, found_in
 from holdfast.layers.contributions import DocumentView
 from holdfast.layers.history import History
@@ -173,7 +173,13 @@ class Resolutions:
         confidence_min: float | None,
         request_id: str | None,
     ) -> Resolution:
-        """Decide, or let it wait for a person."""
+        """Decide, or let it wait for a person. What was decided under this request id before is told again."""
+        id = conflict if isinstance(conflict, str) else conflict.id
+        asked = ["resolve", self._name, id, by, winner if by == "person" else None, justification, dict(approvals)]
+        before = await answered(Transaction(self._scope), request_id, asked)
+        if before is not None and before.answer is not None:
+            told = msgspec.structs.asdict(msgspec.convert(before.answer, _Stored))
+            return Resolution(**told, by=self._scope.actor, at=as_datetime(before.at), document=self._name)
         if by not in (*self._judgement.strategies, "person"):
             known = ", ".join((*self._judgement.strategies, "person"))
             raise InvalidInput(f"{by!r:.60} is no way to resolve a conflict; there are {known}")
@@ -189,7 +195,7 @@ class Resolutions:
         else:
             case = Case(here, view, self._judgement.priorities, quorum, approvals)
             verdict = _sure(case, self._judgement.strategies[by](case), confidence_min)
-        return await self._commit(view, here, by, verdict, dict(approvals), justification, request_id)
+        return await self._commit(view, here, by, verdict, dict(approvals), justification, request_id, asked)
 
     async def _find(self, view: DocumentView, conflict: Contradiction | str) -> Contradiction:
         """The contradiction as it is now; one that was decided may be decided anew."""
@@ -220,6 +226,7 @@ class Resolutions:
         approvals: dict[str, str],
         justification: str | None,
         request_id: str | None,
+        asked: list[Any],
     ) -> Resolution:
         id = conflict.id
         decided, waiting = (DOCUMENTS.key(what, self._name, id) for what in ("resolutions", "escalations"))
@@ -232,7 +239,7 @@ class Resolutions:
         outputs = {party: _output(view.sections[party].data) for party in conflict.parties if party in view.sections}
         transaction, made = Transaction(self._scope), []
 
-        async def decide() -> None:
+        async def decide() -> Any:
             [before, escalation] = await transaction.read(decided, waiting)
             transaction.conditions += self._unchanged(view, conflict)
             if before is not None and method != "person" and _is_a_persons(before, conflict):
@@ -252,9 +259,8 @@ class Resolutions:
                 transaction.delete(waiting)
             kind: Literal["escalated", "resolved"] = "escalated" if verdict.winner is None else "resolved"
             transaction.operations.append(await self._history.told(kind, made[0]))
+            return made[0]
 
-        named = verdict.winner if method == "person" else None
-        asked = ["resolve", self._name, id, method, named, justification, approvals]
         await once(transaction, request_id, asked, decide)
         await transaction.commit()
         if made and transaction.receipt is not None:
