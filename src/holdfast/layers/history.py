@@ -94,12 +94,10 @@ class History:
         return await self._push(_Stored(kind, section, data=data))
 
     async def _push(self, stored: _Stored) -> Push:
-        return Push(self._prefix, encode(stored), await self.kept_ms("resolved" if stored.kind == "resolved" else None))
-
-    async def kept_ms(self, state: str | None) -> int | None:
-        """How long events, or decisions ("resolved"), are kept."""
-        volatile = await self._scope.durability() == "volatile"
-        return self._scope.retention.ttl_ms(RETENTION, state, volatile=volatile)
+        scope = self._scope
+        volatile = await scope.durability() == "volatile"
+        state = "resolved" if stored.kind == "resolved" else None
+        return Push(self._prefix, encode(stored), scope.retention.ttl_ms(RETENTION, state, volatile=volatile))
 
     async def page(self, before: str | None, limit: int) -> list[DocumentEvent]:
         """The newest events, or those before an event's id, newest first."""

@@ -1,4 +1,4 @@
-"""How contradictions are settled: by a rule, by agreement, or by a person; and what was decided, for a year.
+"""How contradictions are settled: by a rule, by agreement, or by a person; and what was decided, for good.
 
     for conflict in await doc.conflicts():
         await doc.resolve(conflict, by="priority")
@@ -15,7 +15,7 @@ Where nobody wins, or the winner is not sure of itself (no confidence, or one be
 What a person decides needs a justification; it may also override what was decided before.
 
 Keys: `documents/resolutions/<name>/<conflict>` is what was decided: the contradiction, every party's output, method, winner,
-approvals, by whom, and ends with its retention (`document_history`, resolved); `documents/escalations/<name>/<conflict>` waits for a person, and is an entry like any other, so it survives
+approvals, by whom; `documents/escalations/<name>/<conflict>` waits for a person, and is an entry like any other, so it survives
 whatever process made it. Both are written by orchestrators, with an event of history in the same commit, and audited like
 every write. Nothing is discarded: the parties' sections stay as they are.
 
@@ -251,10 +251,7 @@ class Resolutions:
             overrode = None if before is None or verdict.winner is None else before.version
             decision = verdict.winner, verdict.reason, outputs, approvals, justification
             made.append(_Stored(settled, method, *decision, overrode))
-            if verdict.winner is None:
-                transaction.put(Put(waiting, encode(made[0])))
-            else:
-                transaction.put(Put(decided, encode(made[0]), await self._history.kept_ms("resolved")))
+            transaction.put(Put(waiting if verdict.winner is None else decided, encode(made[0])))
             if verdict.winner is not None and escalation is not None:
                 transaction.delete(waiting)
             kind: Literal["escalated", "resolved"] = "escalated" if verdict.winner is None else "resolved"
