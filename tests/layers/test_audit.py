@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store
+from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.codec import decode, encode
 from holdfast.engine import Batch, Delete, Put
-from holdfast.layers.audit import HEAD, LOG
+from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX
 
 
 async def all_records(space: Space, **filters: object) -> list[AuditRecord]:
@@ -233,3 +233,20 @@ async def test_following_goes_on_with_what_happens(space: Space) -> None:
 async def test_an_outcome_that_does_not_exist_is_refused(space: Space) -> None:
     with pytest.raises(InvalidInput, match="committed, expired, denied"):
         await all_records(space, outcome="commited")
+
+
+async def test_what_is_sealed_in_parts_is_read_once(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(3 * SEGMENT_RECORDS_MAX // 20):
+        await space.commit(*(set_(f"k/{n}/{i}", i) for i in range(20)))
+    engine, read = space.audit._engine, list[object]()
+    was = engine.watch
+
+    def watch(*given: object, **options: object) -> object:
+        read.append(options.get("cursor"))
+        return was(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "watch", watch)
+    assert await space.audit.seal() >= 3 * SEGMENT_RECORDS_MAX
+    assert len(read) <= 2  # the second finds the sealer's own commits
+    found = await space.audit.verify()
+    assert (found.problems, found.segments) == ([], 3)

@@ -117,6 +117,25 @@ class Verification(msgspec.Struct, frozen=True):
         return not self.problems
 
 
+class _Reading:
+    """The feed, read once although it is sealed in parts."""
+
+    def __init__(self, engine: Engine, space: str) -> None:
+        self._engine = engine
+        self._space = space
+        self._commits: AsyncIterator[ChangeSet] | None = None
+        self._read = -1
+
+    async def after(self, revision: int) -> AsyncIterator[ChangeSet]:
+        """The commits after a revision; where it was left last, it goes on."""
+        if self._commits is None or revision != self._read:
+            self._commits = self._engine.watch(self._space, cursor=cursor_at(revision), live=False)
+        self._read = revision
+        async for commit in self._commits:
+            self._read = commit.version
+            yield commit
+
+
 class Audit:
     """The audit of a space, as `space.audit`."""
 
@@ -175,11 +194,11 @@ class Audit:
         consumer = Consumer(self._engine, self._space, HEAD)
         found = await self._engine.spaces(self._space)
         goal = found[0].revision if found else 0
-        sealed = 0
+        sealed, reading = 0, _Reading(self._engine, self._space)
         while True:
             step, cursor, began = consumer.version, await consumer.load(), loop.time()
             try:
-                segment = await self._next_segment(consumer, cursor_revision(cursor), goal)
+                segment = await self._next_segment(consumer, reading, cursor_revision(cursor), goal)
                 if segment is None:
                     return sealed
                 await self._append(consumer, segment)
@@ -190,7 +209,7 @@ class Audit:
             if share < 1 and not quiet:
                 await asyncio.sleep((loop.time() - began) * (1 / share - 1))
 
-    async def _next_segment(self, consumer: Consumer, after: int, goal: int) -> Segment | None:
+    async def _next_segment(self, consumer: Consumer, reading: _Reading, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()
         records: list[AuditRecord] = []
         start = upto = after
@@ -201,7 +220,7 @@ class Audit:
                 lost = AuditRecord(floor, now, SYSTEM_ACTOR, "compact", "", "lost", reason=reason)
                 return _sealed(Segment(after, floor, now, previous, [lost]))
             start = floor
-        async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
+        async for commit in reading.after(start):
             if commit.version > goal:
                 break
             told = self._told(commit)
