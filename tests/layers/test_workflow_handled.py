@@ -159,3 +159,20 @@ async def test_a_result_that_is_waited_for_after_a_retry_is_that_of_the_retry(bo
         RUNS.clear()
         _, result = await again(await boss.workflows.start(second_time))
         assert result == "only"
+
+
+async def test_where_a_step_and_a_workflow_failed_is_told(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def astray(ctx: Context) -> None:
+        await ctx.step("bad", fails, "bad")
+
+    await hosts.start(astray)
+    handle = await boss.workflows.start(astray)
+    with pytest.raises(ExecutionFailed):
+        await soon(handle.result())
+    [raised] = (await handle.steps())["bad#0"]["error"]["trace"].splitlines()
+    assert raised.startswith(__file__)
+    assert raised.endswith("in fails: raise ValueError(text)")
+    error = (await handle.status()).error
+    assert error is not None
+    assert error["trace"].endswith('in astray: await ctx.step("bad", fails, "bad")')

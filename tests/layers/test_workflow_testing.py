@@ -203,6 +203,20 @@ async def test_a_step_that_is_not_called_any_more_and_one_that_was_added_are_fou
     await assert_replays(longer, await history_of(buy, until="approval"))  # it had not come so far
 
 
+async def test_a_failure_where_there_was_a_result_is_found() -> None:
+    @variant
+    async def broken(ctx: Context, order: Any) -> Any:
+        await original(ctx, order)
+        return order["no such thing"]
+
+    original: Any = buy
+    with pytest.raises(NonDeterminism) as found:
+        await assert_replays(broken, await history_of(buy, signals=("approval",)))
+    assert found.value.recorded == "its end, completed"
+    assert found.value.called == "its end, failed with KeyError: 'no such thing'"
+    await assert_replays(broken, await history_of(buy, until="approval"))  # it had not come so far
+
+
 async def test_a_change_behind_a_version_goes_the_old_way_for_old_executions() -> None:
     @variant
     async def versioned(ctx: Context, order: Any) -> Any:

@@ -147,6 +147,9 @@ def lines_of(
         yield "  waits for " + _wait(wait)
     if view.error is not None:
         yield "  error: " + _error(view.error)
+        raised = steps.get(view.error.get("step", ""), {}).get("error") or view.error
+        for line in raised.get("trace", "").splitlines():
+            yield "    " + output.shown(line)
     if view.ended_at is None and not served:
         yield f"  no worker serves {output.shown(view.name)}: it waits until one does (holdfast worker MODULE)"
     rows = rows_of(steps)

@@ -4,7 +4,8 @@
     await assert_replays(approve, history)                   # NonDeterminism names what was recorded and what is called now
 
 Nothing is done in a replay: what is recorded is given, and a step that is not is where it ends. That is right for an execution that
-was still under way, and for one that had ended it is a difference; so is an end before everything recorded was called again.
+was still under way, and for one that had ended it is a difference; so is an end before everything recorded was called again, or
+a failure where there was a result.
 Only what the code's trunk calls is looked for at the end: which branch of a gather got how far is a matter of time.
 """
 
@@ -33,6 +34,7 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.definitions import Definition, definition_of
 from holdfast.layers.workflows.entries import (
+    COMPLETED,
     RUNNING,
     Execution,
     Fault,
@@ -113,7 +115,7 @@ async def assert_replays(workflow: Any, history: History) -> None:
             host = _Host(scope, definition, Path(folder))
             await _load(scope, host.queue_of(meta.name), meta, records, log, history)
             try:
-                await _replay(host, meta, records, ended=bool(history["ended"]))
+                await _replay(host, meta, records, ended=history["status"] if history["ended"] else "")
             finally:
                 await host.coordination.close()
 
@@ -146,7 +148,7 @@ async def _load(
         await scope.commit(tuple(operations[start : start + BATCH]))
 
 
-async def _replay(host: _Host, meta: Meta, records: dict[str, StepRecord], *, ended: bool) -> None:
+async def _replay(host: _Host, meta: Meta, records: dict[str, StepRecord], *, ended: str) -> None:
     message = await host.queue_of(meta.name).take()
     [entry] = await host.scope.engine.get(host.scope.space, [execution_key(meta.id)])
     assert entry is not None
@@ -170,6 +172,8 @@ async def _replay(host: _Host, meta: Meta, records: dict[str, StepRecord], *, en
     missed = sorted((path for path in left if path not in run.visited), key=lambda path: records[path].position)
     if missed:
         raise _different(meta.id, missed[0], END)
+    if ended == COMPLETED != run.over_with:
+        raise _different(meta.id, f"{END}, {ended}", f"{END}, {run.over_with}")
 
 
 def _different(id: str, recorded: str, called: str) -> NonDeterminism:
@@ -186,7 +190,7 @@ class _Replay(Run):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.surprise: NonDeterminism | MigrationFailed | None = None
-        self.over_with = False
+        self.over_with = ""
         self.visited: set[str] = set()
         before, self.journal = self.journal, _Visited(self.scope, self.meta.id, self.message.key, self.visited)
         for hook in ("opening", "opened", "on_failure"):
@@ -199,7 +203,7 @@ class _Replay(Run):
         await super()._pause(fault)
 
     async def _end(self, status: str, value: msgspec.Raw | None, fault: Fault | None) -> None:
-        self.over_with = True
+        self.over_with = status if fault is None else f"{status} with {fault.type}: {fault.message}"
         await super()._end(status, value, fault)
 
 

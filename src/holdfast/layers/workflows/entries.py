@@ -25,10 +25,13 @@ branch). All but `workflows/executions/<id>` is read through it: when that has e
 from __future__ import annotations
 
 import hashlib
+import os
+from traceback import StackSummary, walk_tb
 from typing import Any, Final
 
 import msgspec
 
+import holdfast
 from holdfast.codec import decode, encode
 from holdfast.engine import Entry
 from holdfast.errors import InvalidInput, StepFailed
@@ -51,6 +54,10 @@ INBOX: Final = TALLIES.prefix("inbox")
 TYPE: Final = "workflow_execution"
 ID_BYTES_MAX: Final = 256
 FAULT_CHARS_MAX: Final = 2_000
+TRACE_MAX: Final = 8
+"""Calls that are told of where something was raised."""
+TRACE_CHARS_MAX: Final = 300
+_OURS: Final = os.path.dirname(holdfast.__file__) + os.sep
 RESULT_BYTES_MAX: Final = 10_000_000
 """A larger result is refused: keep such data as a blob, and return its reference."""
 INLINE_BYTES_MAX: Final = 60_000
@@ -85,6 +92,8 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     step: str = ""
+    trace: str = ""
+    """Where in the workflow's and the step's own code, a line for each call, the innermost last."""
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -345,7 +354,17 @@ def fault_of(error: BaseException, step: str = "") -> Fault:
         return given
     if not step and isinstance(error, StepFailed):
         step = error.step
-    return Fault(type(error).__name__, _printable(str(error))[:FAULT_CHARS_MAX], step)
+    return Fault(type(error).__name__, _printable(str(error))[:FAULT_CHARS_MAX], step, _trace(error))
+
+
+def _trace(error: BaseException) -> str:
+    frames = [
+        frame
+        for frame in StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
+        if not frame.filename.startswith(_OURS)
+    ]
+    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames[-TRACE_MAX:]]
+    return "\n".join(_printable(line)[:TRACE_CHARS_MAX] for line in lines)
 
 
 def _printable(text: str) -> str:
