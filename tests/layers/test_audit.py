@@ -9,7 +9,7 @@ import pytest
 from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.codec import decode, encode
 from holdfast.engine import Batch, Delete, Put
-from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX
+from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, pressed
 
 
 async def all_records(space: Space, **filters: object) -> list[AuditRecord]:
@@ -250,3 +250,16 @@ async def test_what_is_sealed_in_parts_is_read_once(space: Space, monkeypatch: p
     assert len(read) <= 2  # the second finds the sealer's own commits
     found = await space.audit.verify()
     assert (found.problems, found.segments) == ([], 3)
+
+
+def test_a_sealer_that_falls_behind_takes_a_larger_share() -> None:
+    minute = 60_000
+    assert [round(pressed(0.02, n * minute), 2) for n in (-1, 0, 10, 60, 600, 60_000)] == [
+        0.02,
+        0.02,
+        0.04,
+        0.14,
+        0.5,
+        0.5,
+    ]
+    assert pressed(1, 0) == 1

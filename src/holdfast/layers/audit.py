@@ -51,6 +51,9 @@ LOG: Final = "audit/log/"
 GENESIS: Final = "0" * 64
 SEGMENT_RECORDS_MAX: Final = 200
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+BEHIND_MS: Final = 600_000
+"""When sealing is so far behind it takes twice its share of the time; with each such time once more, up to SHARE_MAX."""
+SHARE_MAX: Final = 0.5
 SHOWN_BYTES_MAX: Final = 4096
 """Longer values are told by size and hash."""
 HIDDEN: Final = ("specs/", "tasks/ctrl_in/")
@@ -115,6 +118,11 @@ class Verification(msgspec.Struct, frozen=True):
     @property
     def sound(self) -> bool:
         return not self.problems
+
+
+def pressed(share: float, behind_ms: int) -> float:
+    """The share of the time that sealing takes when the oldest of what is to be sealed is so old."""
+    return min(share * (1 + max(behind_ms, 0) / BEHIND_MS), max(share, SHARE_MAX))
 
 
 class _Reading:
@@ -188,7 +196,8 @@ class Audit:
     async def seal(self, *, share: float = 1.0) -> int:
         """Seal everything committed before this call; gives the number of records. Safe to run in several processes.
 
-        With a `share` below 1 it takes only that part of the time while others commit, so that they hardly notice it.
+        With a `share` below 1 it takes only that part of the time while others commit, so that they hardly notice it; the more, the
+        longer it has been falling behind.
         """
         loop = asyncio.get_running_loop()
         consumer = Consumer(self._engine, self._space, HEAD)
@@ -207,7 +216,8 @@ class Audit:
             sealed += len(segment.records)
             quiet = consumer.version == step + 1  # nothing was committed between the last two segments
             if share < 1 and not quiet:
-                await asyncio.sleep((loop.time() - began) * (1 / share - 1))
+                behind_ms = self._scope.clock.now_ms() - segment.records[-1].at
+                await asyncio.sleep((loop.time() - began) * (1 / pressed(share, behind_ms) - 1))
 
     async def _next_segment(self, consumer: Consumer, reading: _Reading, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()

@@ -31,8 +31,9 @@ LEASE: Final = "system/caretaker"
 LEASE_MS: Final = 15_000
 ROUND_MS: Final = 1_000
 SEAL_MS: Final = 2_000
-SEALING_SHARE: Final = 0.03
-"""Of the time, while there is much to seal: what is committed faster than that is sealed when it gets quieter."""
+SEALING_SHARE: Final = 0.02
+"""Of the time, while there is much to seal: what is committed faster than that is sealed when it gets quieter. If it does not,
+the share grows, because the feed is not forgotten before it is sealed."""
 LAST_ROUND_S: Final = 3.0
 """How long closing a store may take because of what is not sealed yet; it stays in the feed until it is."""
 PRUNE_MS: Final = 600_000
