@@ -174,7 +174,7 @@ class ExecutionHandle:
         await self._workflows._outside.control(self.id, RESUME)
 
     async def retry(self, from_step: str | None = None) -> None:
-        """Let one that failed or was cancelled try again: what failed, or everything from this step on. The state is taken back with it."""
+        """Let one that failed or was cancelled try again: what failed and was not handled, or all from this step on, with its state."""
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
 
     async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
