@@ -261,9 +261,11 @@ class Writer:
                 continue
             if self._is_volatile(state, items):
                 return True
-            uses = self._uses(items, now) if traffic.shared or state.assumed else None
-            blind = uses.blind(state.assumed, group.writes) if uses is not None else frozenset()
-            call = self._prepared(state, group, sent, uses if traffic.shared else None, blind)
+            uses = self._uses(items, now) if traffic.shared else None
+            blind: Set[str] = frozenset()
+            if state.assumed:
+                blind = (uses or Uses(_batches(items))).blind(state.assumed, group.writes)
+            call = self._prepared(state, group, sent, uses, blind)
             *_, rows = await self._pool.run(*self._forgotten(state, group), call)
             reply = self._answered(rows)
             if reply.outcome in (DONE, REBASED):

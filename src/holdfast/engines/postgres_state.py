@@ -35,6 +35,8 @@ KNOWN_BYTES_MAX: Final = 16 * 1024 * 1024
 AHEAD: Final = 64
 """Entries of a range read beyond what is about to be taken."""
 WINDOWS_MAX: Final = 1024
+WINDOWS_FEW: Final = 16
+"""Of so few it is asked at once whether a key is in any."""
 
 
 class Missing(Exception):
@@ -65,9 +67,11 @@ class Uses:
                 if isinstance(condition, VersionIs):
                     self.version_max = max(self.version_max, condition.version)
             for op in batch.operations:
+                if type(op) is Put or type(op) is Push:
+                    continue
                 if isinstance(op, Take):
                     self.movable = False
-                elif not isinstance(op, Put | Push):
+                else:
                     self.exact.add(op.key)
 
     def answered(self, batch: Batch, receipt: Receipt, now: int) -> None:
@@ -345,20 +349,22 @@ class SpaceState:
             for prefix in self.emptied:
                 self._windows[prefix] = _Window(prefix, [], complete=True)
         known = self._known
+        windows = tuple(self._windows) if len(self._windows) <= WINDOWS_FEW else ("",)
         for key, entry in writes.items():
             known[key] = entry
             if entry is not None:
                 self._bytes += len(entry.value)
                 if entry.expires_at is not None and (self._later is None or entry.expires_at < self._later):
                     self._later = entry.expires_at
-            self._note(key, entry is not None)
+            if key.startswith(windows):
+                self._note(key, entry is not None)
         if len(known) > KNOWN_MAX or self._bytes > KNOWN_BYTES_MAX or len(self._windows) > WINDOWS_MAX:
             self._known, self._windows, self._bytes = {}, {}, 0
         return True
 
     def _note(self, key: str, present: bool) -> None:
         """Keep the windows up with a write. They are ranges of whole elements, so those a key is in are named by it."""
-        slash = key.find("/") if self._windows else -1
+        slash = key.find("/")
         while slash >= 0:
             window = self._windows.get(key[: slash + 1])
             if window is not None:
