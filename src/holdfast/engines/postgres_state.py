@@ -67,12 +67,10 @@ class Uses:
                 if isinstance(condition, VersionIs):
                     self.version_max = max(self.version_max, condition.version)
             for op in batch.operations:
-                if type(op) is Put or type(op) is Push:
-                    continue
-                if isinstance(op, Take):
+                if type(op) is Take:
                     self.movable = False
-                else:
-                    self.exact.add(op.key)
+                elif type(op) is not Put and type(op) is not Push:
+                    self.exact.add(op.key)  # type: ignore[union-attr]
 
     def answered(self, batch: Batch, receipt: Receipt, now: int) -> None:
         """What a batch was answered, by an evaluation at this time: what of it is a life that begins when it is written."""
