@@ -34,6 +34,14 @@ async def two_steps(ctx: Context) -> None:
     await ctx.step("second", does, "second")
 
 
+async def two_calls(ctx: Context) -> None:
+    first, second = ctx.step("first", does, "first"), ctx.step("second", does, "second")
+    try:
+        await first
+    finally:
+        second.close()
+
+
 async def nobody_comes(ctx: Context) -> None:
     await ctx.wait_for("nothing")
 
@@ -41,6 +49,7 @@ async def nobody_comes(ctx: Context) -> None:
 OTHERS: dict[str, Callable[[Context], list[Awaitable[Any]]]] = {
     "a call": lambda ctx: [ctx.step("other", does, "other")],
     "code": lambda ctx: [two_steps(ctx)],
+    "code that makes two calls before it awaits one": lambda ctx: [two_calls(ctx)],
     "several": lambda ctx: [two_steps(ctx), ctx.sleep("1h"), ctx.step("other", does, "other")],
     "a wait": lambda ctx: [ctx.wait_for("nothing")],
     "a map": lambda ctx: [ctx.map("each", does, ["a", "b"])],

@@ -197,7 +197,8 @@ class Within:
     def __enter__(self) -> None:
         branch = here()
         if refused(branch, self._journal):
-            self._runnable.count -= 1  # the call; its branch counts as well, so this is never the last
+            if not self._branch.refuses:
+                self._runnable.count -= 1  # the call; its branch counts as well, so this is never the last
             raise asyncio.CancelledError
         self._blocks = branch.task is None or asyncio.current_task() is branch.task
         if self._blocks:

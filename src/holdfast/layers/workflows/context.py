@@ -414,7 +414,8 @@ class Context:
     def _call(self, name: str) -> Call:
         """The next call; it counts as something that can go on until it has."""
         made = self._made(name)
-        self._run.runnable.more()
+        if not made.branch.refuses:
+            self._run.runnable.more()
         return made
 
     def _note(
