@@ -355,11 +355,15 @@ class StepFailed(Error):
 
 
 class TimedOut(Error):
-    """The time that was given for something is over: a step, a whole execution, or what one waited for."""
+    """The time that was given for something is over: a step, a whole execution, or what one waited for; `step` says where in a workflow."""
 
     code = "timed_out"
     http_status = 504
     exit_code = 29
+
+    def __init__(self, message: str, *, step: str = "") -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ExecutionFailed(Error):

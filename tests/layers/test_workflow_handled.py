@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from holdfast import Context, ExecutionFailed, ExecutionHandle, ManualClock, Space, StepFailed, step, workflow
+from holdfast import Context, ExecutionFailed, ExecutionHandle, ManualClock, Space, StepFailed, TimedOut, step, workflow
 from tests.layers.hosting import Hosts, soon, waits_for
-from tests.layers.resuming import RUNS, forget, hosts, note, two
+from tests.layers.resuming import RUNS, fails_behind, forget, gate, hosts, note, two
 
 __all__ = ["forget", "hosts"]
 pytestmark = two
@@ -176,3 +177,132 @@ async def test_where_a_step_and_a_workflow_failed_is_told(boss: Space, hosts: Ho
     error = (await handle.status()).error
     assert error is not None
     assert error["trace"].endswith('in astray: await ctx.step("bad", fails, "bad")')
+
+
+@pytest.mark.parametrize("at_once", ["map", "gather"])
+async def test_all_that_failed_before_it_cleaned_up_is_tried_again(boss: Space, hosts: Hosts, at_once: str) -> None:
+    @workflow
+    async def cleans_up_after_two(ctx: Context) -> list[Any]:
+        try:
+            if at_once == "map":
+                return await ctx.map("use", fails_once, ["one", "two"], min_success_rate=0.9)
+            steps = (ctx.step(text, fails_once, text) for text in ("one", "two"))
+            found = await ctx.gather(*steps, return_exceptions=True)
+            for each in found:
+                if isinstance(each, Exception):
+                    raise each
+            return found
+        except StepFailed:
+            await ctx.step("release", note, "release")
+            raise
+
+    _, result = await tried_again(boss, hosts, cleans_up_after_two)
+    assert result == ["one", "two"]
+
+
+async def test_an_error_that_was_caused_by_a_step_ends_it_with_that_step(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def raises_its_own(ctx: Context) -> str:
+        try:
+            return str(await ctx.step("use", fails_once, "use"))
+        except StepFailed as exc:
+            await ctx.step("release", note, "release")
+            raise RuntimeError("no use") from exc
+
+    _, result = await tried_again(boss, hosts, raises_its_own)
+    assert result == "use"
+
+
+async def test_a_wait_that_ended_it_is_waited_for_again(boss: Space, hosts: Hosts, clock: ManualClock) -> None:
+    @workflow
+    async def waits(ctx: Context) -> str:
+        try:
+            return str(await ctx.wait_for("go", timeout="1m"))
+        except TimedOut:
+            await ctx.step("release", note, "release")
+            raise
+
+    await hosts.start(waits)
+    handle = await boss.workflows.start(waits)
+    await waits_for(handle, "signal")
+    clock.advance("1m")
+    with pytest.raises(ExecutionFailed) as failed:
+        await soon(handle.result())
+    assert failed.value.step == "wait:go#0"
+    await handle.retry()
+    await waits_for(handle, "signal")
+    await handle.signal("go", "gone")
+    assert await soon(handle.result()) == "gone"
+
+
+async def test_what_came_before_a_branch_that_writes_remains(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def writes_in_a_branch(ctx: Context) -> dict[str, Any]:
+        async def branch() -> None:
+            ctx.state["in"] = 1
+            await ctx.step("last", fails_once, "last")
+
+        try:
+            await ctx.step("first", fails_once, "first")
+        except StepFailed:
+            await ctx.step("instead", note, "instead")
+        await ctx.gather(branch())
+        return ctx.state.all()
+
+    _, result = await tried_again(boss, hosts, writes_in_a_branch)
+    assert result == {"in": 1}
+    assert RUNS == ["first", "instead", "last", "last"]
+
+
+async def fails_when_cancelled() -> None:
+    gate("fail").set()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        raise ValueError("cancelled") from None
+
+
+async def test_what_came_before_a_failure_remains_although_fewer_are_told_when_it_runs_again(
+    boss: Space, hosts: Hosts
+) -> None:
+    @workflow
+    async def two_fail(ctx: Context) -> str:
+        try:
+            await ctx.gather(ctx.step("one", fails_behind, "fail"), ctx.step("other", fails_when_cancelled))
+        except StepFailed:
+            await ctx.step("instead", note, "instead")
+        await ctx.wait_for("go")
+        return str(await ctx.step("last", fails_once, "last"))
+
+    await hosts.start(two_fail)
+    handle = await boss.workflows.start(two_fail)
+    await waits_for(handle, "signal")
+    await handle.signal("go")
+    _, result = await again(handle)
+    assert result == "last"
+    assert RUNS == ["instead", "last", "last"]
+
+
+async def test_items_that_failed_beside_one_that_was_under_way_are_tried_again(boss: Space, hosts: Hosts) -> None:
+    async def item(ctx: Context, n: int) -> int:
+        await ctx.step("in", fails_once if n == 0 else note, f"in {n}")
+        if n == 1 and RUNS.count("other") == 0:
+            gate("fail").set()
+            await asyncio.Event().wait()
+        return n
+
+    async def other() -> str:
+        await gate("fail").wait()
+        return await fails_once("other")
+
+    @workflow
+    async def cancels_items(ctx: Context) -> list[Any]:
+        try:
+            await ctx.step("first", fails, "first")
+        except StepFailed:
+            await ctx.step("instead", note, "instead")
+        return await ctx.gather(ctx.map("items", item, [0, 1], min_success_rate=0.9), ctx.step("other", other))
+
+    _, result = await tried_again(boss, hosts, cancels_items)
+    assert result == [[0, 1], "other"]
+    assert RUNS.count("first") == RUNS.count("instead") == RUNS.count("in 1") == 1

@@ -57,7 +57,7 @@ class Branch:
         self.position = 0
         self.ordinals: dict[str, int] = {}
         self.randoms = 0
-        self.failures: int = 0 if within is None or step is not None else within.failures
+        self.failures: int = journal.came_after(path) if within is None else within.failures
         """How many calls have failed, as its code was told: what it calls then comes after those."""
         self.buffer = Buffer(journal.view, path if self.is_step else None)
         self.body = 0 if self.is_step else journal.past.body(path)
@@ -143,6 +143,8 @@ def call(journal: Journal, name: str) -> Call:
     branch.ordinals[name] = ordinal + 1
     position, branch.position = branch.position, branch.position + 1
     path = branch.below(f"{name}#{ordinal}")
+    if (known := journal.records.get(path)) is not None:
+        branch.failures = max(branch.failures, known.after)  # some of what had failed may not be told again
     if branch.failures:
         journal.after[path] = branch.failures
     if not branch.is_step and journal.past.knows(branch.path):

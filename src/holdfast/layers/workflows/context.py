@@ -355,7 +355,7 @@ class Context:
             if default is not _UNSET:
                 made.branch.failures += 1
                 return default
-            raise TimedOut(f"no signal {name!r} came in the time that {made.path!r} waited for it")
+            raise TimedOut(f"no signal {name!r} came in the time that {made.path!r} waited for it", step=made.path)
 
     def child(
         self, workflow: Any, input: Any = None, *, id: str | None = None, detached: bool = False, priority: int = 0

@@ -34,7 +34,7 @@ import msgspec
 import holdfast
 from holdfast.codec import decode, encode
 from holdfast.engine import Entry
-from holdfast.errors import InvalidInput, StepFailed
+from holdfast.errors import InvalidInput, StepFailed, TimedOut
 from holdfast.keys import Subspace, check_name, escape
 from holdfast.layers.batch import type_tag
 from holdfast.layers.blobs import BlobRef
@@ -352,8 +352,10 @@ def fault_of(error: BaseException, step: str = "") -> Fault:
     given = getattr(error, "fault", None)
     if isinstance(given, Fault):
         return given
-    if not step and isinstance(error, StepFailed):
-        step = error.step
+    cause: BaseException | None = error
+    while not step and cause is not None:
+        step = cause.step if isinstance(cause, StepFailed | TimedOut) else ""
+        cause = cause.__cause__
     return Fault(type(error).__name__, _printable(str(error))[:FAULT_CHARS_MAX], step, _trace(error))
 
 

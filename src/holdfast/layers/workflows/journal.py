@@ -273,11 +273,15 @@ class Journal:
         return [self.event(event, path, record.error, writes, branch, body, body_writes, record)]
 
     def _in_order(self, path: str, record: StepRecord) -> StepRecord:
-        """With what it came after; an item comes when its map does."""
+        """With what it came after."""
+        after = 0 if record.after else self.came_after(path)
+        return msgspec.structs.replace(record, after=after) if after else record
+
+    def came_after(self, path: str) -> int:
+        """How many calls had failed before this one was made; an item of a map comes when its map does."""
         if not self.after:
-            return record
-        after = self.after.get(path.rpartition("/")[0] if record.kind == "item" else path, 0)
-        return record if after == record.after else msgspec.structs.replace(record, after=after)
+            return 0
+        return self.after.get(path) or self.after.get(path.rpartition("/")[0], 0)
 
     def event(
         self,

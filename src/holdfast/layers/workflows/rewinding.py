@@ -13,6 +13,7 @@ after the calls that were done before anything below them was. Of a class, the d
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -85,28 +86,28 @@ def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str], s
     """
     events = list(events)
     order = _order(records)
-    last: dict[str, int] = {}  # of each branch: after how many failures it made its last calls
-    for path, after in order.items():
-        last[_around(path)] = max(last.get(_around(path), 0), after)
     failed = {path for path, record in records.items() if record.status in ("failed", "retrying")}
-    roots = {path for path in failed if path == step or all(last[_around(at)] <= order[at] for at in _upwards(path))}
-    dropped = {path for path in records if any(each in roots for each in _upwards(path))}
-    if step in failed:
-        ended = {_around(at): order[at] for at in _upwards(step)}
-        dropped |= {
-            path for path in records if any(order[at] > ended.get(_around(at), order[at]) for at in _upwards(path))
-        }
+    ended = {_around(at): order[at] for at in _upwards(step)} if step in failed else {}
+    dropped = {path for path in records if any(order[at] > ended.get(_around(at), order[at]) for at in _upwards(path))}
+    last: dict[str, int] = {}  # of each branch: after how many failures it made its last calls, of those that remain
+    for path in records.keys() - dropped:
+        for at in _upwards(path):
+            last[_around(at)] = max(last.get(_around(at), 0), order[at])
+    roots = {path for path in failed - dropped if all(last[_around(at)] <= order[at] for at in _upwards(path))}
+    roots |= {step} & failed
+    dropped |= {path for path in records if any(each in roots for each in _upwards(path))}
     return _cut(records, dropped, places(records, events, steps), counting(events))
 
 
 def _order(records: Records) -> dict[str, int]:
     """Of each call: after how many failures it was made. One without a record of its own comes with the first thing below it."""
-    order = {path: record.after for path, record in records.items()}
-    for path, record in records.items():
+    calls = {path: record.after for path, record in records.items() if path.rpartition("/")[2][0] != "~"}
+    order = defaultdict(int, calls)
+    for path, after in calls.items():
         for at in _upwards(_around(path)):
             if at in records:
                 break  # what is in a step counts for itself
-            order[at] = min(order.get(at, record.after), record.after)
+            order[at] = min(order.get(at, after), after)
     return order
 
 
@@ -197,17 +198,11 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list
             if not branch:
                 break
             path = branch
-    kept = {
-        branch: max(
-            (
-                record.body
-                for path, record in records.items()
-                if path.rpartition("/")[0] == branch and 0 <= _position(records, placed, path) < first
-            ),
-            default=0,
-        )
-        for branch, first in firsts.items()
-    }
+    kept = dict.fromkeys(firsts, 0)
+    for path, record in records.items():
+        branch = _around(path)
+        if branch in firsts and 0 <= _position(records, placed, path) < firsts[branch]:
+            kept[branch] = max(kept[branch], record.body)
     for path in dropped:
         if path.endswith("/~body"):
             kept.setdefault(path.rpartition("/")[0], 0)  # one that only wrote, and is dropped as a whole
