@@ -346,3 +346,24 @@ async def test_a_fork_of_one_that_runs_is_of_one_moment(
     await fork.signal("end")
     assert await soon(fork.result()) == 1
     assert await fork.state() == {"n": 1}
+
+
+async def test_going_back_into_a_gather_in_a_gather_takes_back_what_came_after_that(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def in_each_other(ctx: Context) -> list[Any]:
+        async def branch() -> Any:
+            inner = await ctx.gather(two("a"), two("b"))
+            return [inner, await ctx.step("then", note, "then")]
+
+        async def two(text: str) -> Any:
+            return [await ctx.step(text, note, text), await ctx.step(f"{text}2", note, f"{text}2")]
+
+        return await ctx.gather(branch(), ctx.step("beside", note, "beside"))
+
+    await hosts.start(in_each_other)
+    handle = await boss.workflows.start(in_each_other)
+    result = await soon(handle.result())
+    RUNS.clear()
+    await handle.retry(from_step="gather#0/0/gather#0/1/b#0")
+    assert await soon(handle.result()) == result
+    assert RUNS == ["b", "b2", "then"]

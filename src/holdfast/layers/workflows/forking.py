@@ -141,7 +141,7 @@ def _before(records: Records, events: list[LogEvent], steps: list[str], path: st
     if branch:
         return branch
     placed = places(records, events, steps)
-    earlier = [each for each in placed if placed[each] < placed.get(path, 0)]
+    earlier = [each for each in placed if "/" not in each and placed[each] < placed.get(path, 0)]
     return max(earlier, key=lambda each: placed[each], default="")
 
 

@@ -7,7 +7,7 @@ comes after is made again, by the same code, and so must be neither in the state
 Going back to before a migration of the state takes that back too: the state is of the earlier version again, and whoever goes on migrates
 it anew. So everything that was done after the migration is taken back with it, whether it came after the step or not (`over_migrations`).
 
-A map and a gather have no record of their own. Their place is where a number is missing among the calls of the trunk: the first one
+A map and a gather have no record of their own. Their place is where a number is missing among the calls of their branch: the first one
 after the calls that were done before anything below them was. Of a class, the definition tells.
 """
 
@@ -136,7 +136,7 @@ def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], s
     dropped = {each for each in records if each == path or each.startswith(f"{path}/")}
     at = path
     while at:  # and what came after it, in its branch and in those around it
-        branch, position = at.rpartition("/")[0], _position(records, placed, at)
+        branch, position = at.rpartition("/")[0], placed.get(at, -1)
         if at in records:
             dropped.add(at)  # a step in which it is
         is_item = at in records and records[at].kind == "item"  # the others of its map do not come after it
@@ -145,7 +145,7 @@ def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], s
             if branch and below == each:
                 continue  # it is in another branch
             sibling = f"{branch}/{root_of(below)}" if branch else root_of(below)
-            if _position(records, placed, sibling) > position >= 0:
+            if placed.get(sibling, -1) > position >= 0:
                 dropped.add(each)
         at = branch
     dropped |= {each for each in records if each == "~result"}
@@ -154,34 +154,31 @@ def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], s
 
 
 def places(records: Records, events: Iterable[LogEvent], steps: list[str]) -> dict[str, int]:
-    """The place of each call of the trunk, by its path."""
-    placed = {path: record.position for path, record in records.items() if "/" not in path and record.position >= 0}
+    """The place of each call in its branch, by its path."""
+    placed = {path: record.position for path, record in records.items() if record.position >= 0}
     placed |= {f"{name}#0": number for number, name in enumerate(steps)}
-    composed = {root_of(path) for path in records if "/" in path} - placed.keys()
+    calls = {at for path in records for at in _upwards(_around(path)) if "#" in at.rpartition("/")[2]}
+    composed = calls - placed.keys()
     if not composed:
         return placed
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, event in enumerate(events):
-        if root := root_of(event.path or event.branch):
-            first.setdefault(root, number)
-            last[root] = number
-    taken = set(placed.values())
-    for root in sorted(composed, key=lambda each: first.get(each, 0)):
-        before = [placed[each] for each in placed if last.get(each, 0) < first.get(root, 0)]
-        place = max(before, default=-1) + 1
+        for at in _upwards(event.path or event.branch):
+            first.setdefault(at, number)
+            last[at] = number
+    beside: dict[str, dict[str, int]] = {_around(at): {} for at in composed}
+    for path, place in placed.items():
+        if _around(path) in beside:
+            beside[_around(path)][path] = place
+    for at in sorted(composed, key=lambda each: first.get(each, 0)):
+        others = beside[_around(at)]
+        place = max((others[each] for each in others if last.get(each, 0) < first.get(at, 0)), default=-1) + 1
+        taken = set(others.values())
         while place in taken:
             place += 1
-        placed[root] = place
-        taken.add(place)
+        placed[at] = others[at] = place
     return placed
-
-
-def _position(records: Records, placed: dict[str, int], path: str) -> int:
-    if "/" not in path:
-        return placed.get(path, -1)
-    record = records.get(path)
-    return -1 if record is None else record.position
 
 
 def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list[LogEvent]) -> Cut:
@@ -192,7 +189,7 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list
             continue
         while True:  # a branch that something is dropped of is itself a place of the one around it
             branch = path.rpartition("/")[0]
-            position = _position(records, placed, path)
+            position = placed.get(path, -1)
             if position >= 0:
                 firsts[branch] = min(position, firsts.get(branch, position))
             if not branch:
@@ -201,7 +198,7 @@ def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list
     kept = dict.fromkeys(firsts, 0)
     for path, record in records.items():
         branch = _around(path)
-        if branch in firsts and 0 <= _position(records, placed, path) < firsts[branch]:
+        if branch in firsts and 0 <= placed.get(path, -1) < firsts[branch]:
             kept[branch] = max(kept[branch], record.body)
     for path in dropped:
         if path.endswith("/~body"):
