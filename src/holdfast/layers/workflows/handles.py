@@ -176,6 +176,7 @@ class ExecutionHandle:
     async def retry(self, from_step: str | None = None) -> None:
         """Let one that failed or was cancelled try again: what failed and was not handled, or all from this step on, with its state."""
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
+        self._started = None  # the feed may still tell of the end that was before
 
     async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
         """What is recorded of each of its steps, by path; their results too, unless told otherwise."""
