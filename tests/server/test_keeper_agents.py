@@ -40,7 +40,7 @@ async def test_tokens_are_made_listed_and_revoked_from_the_command_line(keeper: 
     assert token not in str(listed)
     assert command(keeper, "set", "k", "1", token=token).code == 0
     assert command(keeper, "get", "k", token=token).out.strip() == "1"
-    assert "for space 'cli' and no other" in command(keeper, "token", "list", token=token, code=11).err
+    assert "token is for administrators" in command(keeper, "token", "list", token=token, code=11).err
     lead = command(keeper, "token", "create", "lead", "--space", "cli", "--role", "orchestrator").out.strip()
     assert "records/k" in command(keeper, "audit", token=lead).out
     assert "do not allow" in command(keeper, "audit", token=token, code=11).err
