@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -150,3 +151,22 @@ async def test_whoever_watches_sees_each_step(boss: Space, hosts: Hosts) -> None
     await soon(look())
     assert seen[-1] == 2
     assert await handle.result() == 2
+
+
+@dataclass
+class Adds:
+    """One that has no hash."""
+
+    n: int
+
+    async def __call__(self, ctx: Context, to: int) -> int:
+        return to + self.n
+
+
+async def test_a_step_may_be_an_object_that_is_called(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def adds(ctx: Context) -> int:
+        return int(await ctx.step("add", Adds(2), 3))
+
+    await hosts.start(adds)
+    assert await soon((await boss.workflows.start(adds)).result()) == 5

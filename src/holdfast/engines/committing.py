@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from holdfast.engine import Batch, Receipt
 from holdfast.engines.grouping import CommitQueue, Waiting, answer
 from holdfast.errors import Unavailable
+
+QUEUES_KEPT: Final = 64
+"""Spaces whose queues stay when they are empty; mostly somebody comes back at once."""
 
 WriteGroup = Callable[[str, list[Waiting]], Awaitable[None]]
 """Commits a group of one space and one durability, and leaves every item's outcome in it."""
@@ -48,7 +52,9 @@ class Committer:
                 if items:
                     await self._write_one(space, items)
         finally:
-            del self._tasks[space], self._queues[space]
+            del self._tasks[space]
+            if len(self._queues) > QUEUES_KEPT:
+                del self._queues[space]
 
     async def _write_one(self, space: str, items: list[Waiting]) -> None:
         try:

@@ -194,7 +194,7 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         and not state.swept
         and not state.ranged
     )
-    empty = sorted(state.emptied)
+    empty = sorted(state.emptied) if state.emptied else ()
     pushed = group.last_id != state.last_id
     expected: tuple[Value, ...] = (
         int4(terms.locks),
@@ -214,8 +214,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         int8(group.last_id),
         int8(terms.writer),
         None if group.empty else _encode_commits(group.commits),
-        text_array(empty),
-        text_array([prefix_end(prefix) for prefix in empty]),
+        text_array(empty) if empty else None,
+        text_array([prefix_end(prefix) for prefix in empty]) if empty else None,
     )
     usage = [(where, amount) for where, amount in group.usage.items() if amount[0] or amount[1]]
     asked = [] if group.empty else list(group.asked)

@@ -76,7 +76,10 @@ class Effect:
         self.operations = operations
         self.conditions = conditions
         self.reply = reply
-        self.size = sum(len(op.value) for op in operations if isinstance(op, Put | Push))
+        self.size = 0
+        for op in operations:
+            if type(op) is Put or type(op) is Push:
+                self.size += len(op.value)
 
 
 class Journal:
@@ -428,10 +431,10 @@ class Journal:
             opened(receipt)
         places = 0
         for effect in group:
-            _reply(
-                effect, Receipt(receipt.version, receipt.at, receipt.results[places : places + len(effect.operations)])
-            )
-            places += len(effect.operations)
+            count = len(effect.operations)
+            if effect.reply is not None:
+                _reply(effect, Receipt(receipt.version, receipt.at, receipt.results[places : places + count]))
+            places += count
         if closing is not None and not closing[1].done():
             closing[1].set_result(receipt)
 

@@ -103,9 +103,16 @@ class Task:
         self.elsewhere = elsewhere
 
 
-@lru_cache(maxsize=4096)
 def takes_ctx(function: Callable[..., Any]) -> str:
     """How a step's function wants ctx: "first", by "name", or not at all."""
+    try:
+        return _takes_ctx(function)
+    except TypeError:  # an object that is called, and cannot be remembered
+        return _takes_ctx.__wrapped__(function)
+
+
+@lru_cache(maxsize=4096)
+def _takes_ctx(function: Callable[..., Any]) -> str:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
