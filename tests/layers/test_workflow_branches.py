@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import Context, ExecutionFailed, Space, workflow
 from tests.layers.hosting import Hosts, soon, waits_for
+from tests.layers.resuming import two
 
 DONE: list[str] = []
 
@@ -96,6 +97,7 @@ async def test_what_has_not_begun_when_another_fails_does_nothing_and_holds_up_n
     assert DONE == ["after"]
 
 
+@two
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("others", OTHERS)
 async def test_code_that_cleans_up_while_it_is_put_aside_begins_nothing(boss: Space, hosts: Hosts, others: str) -> None:
