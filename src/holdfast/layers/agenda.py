@@ -204,7 +204,10 @@ class Agenda:
         was, value = work.complete, change.value
         before = work.sent.pop(agent, None)
         self._sent_bytes -= 0 if before is None else len(before.value)
-        if not change.exists or not _is_of(value, work.state.run):
+        if not change.exists:
+            return
+        if not _is_of(value, work.state.run):
+            work.is_told = False  # of an earlier run: that goes with the decision too
             return
         if self._sent_bytes + len(value) > SENT_BYTES_MAX:
             work.is_told, value = False, b""
