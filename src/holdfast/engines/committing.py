@@ -1,14 +1,15 @@
 """Group commit over a network: one group of a space is under way at a time, and what arrives meanwhile is the next.
 
-Spaces commit in parallel. There is no timer: the first batch leaves at once, and the longer the server takes, the more
-batches the next group has. The group is written by a task of its own, so a caller that is cancelled breaks nobody else's
-reply; one that was cancelled before its batch was taken is left out.
+Spaces commit in parallel. There is no timer: the first batch leaves with whatever else the loop's step brings, and the longer
+the server takes, the more batches the next group has. No caller's task writes a group, so one that is cancelled breaks nobody
+else's reply; one that was cancelled before its batch was taken is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from holdfast.engine import Batch, Receipt
@@ -18,57 +19,88 @@ from holdfast.errors import Unavailable
 QUEUES_KEPT: Final = 64
 """Spaces whose queues stay when they are empty; mostly somebody comes back at once."""
 
-WriteGroup = Callable[[str, list[Waiting]], Awaitable[None]]
-"""Commits a group of one space and one durability, and leaves every item's outcome in it."""
+Over = Callable[[Awaitable[None] | None], None]
+"""Is told once of a group: that every item has its outcome, or what is still to be awaited until it has."""
+BeginGroup = Callable[[str, list[Waiting], Over], None]
+"""Begins to commit a group of one space and one durability."""
 
 
 class Committer:
     """The commits of one engine, grouped by space."""
 
-    def __init__(self, write: WriteGroup) -> None:
-        self._write = write
+    def __init__(self, begin: BeginGroup) -> None:
+        self._begin = begin
         self._queues: dict[str, CommitQueue] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._busy: set[str] = set()
+        """Spaces with a group under way, or about to be."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rested: asyncio.Future[None] | None = None
         self._closed = False
 
     async def commit(self, space: str, durability: str, batch: Batch, size: int) -> Receipt:
         """Queue a batch that `check_batch` has accepted, and wait for what becomes of it."""
         if self._closed:
             raise Unavailable("the store is closed")
-        reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Receipt] = loop.create_future()
         queue = self._queues.get(space)
         if queue is None:
             queue = self._queues[space] = CommitQueue()
         queue.add(Waiting(space, durability, batch, size, reply))
-        if space not in self._tasks:
-            self._tasks[space] = asyncio.create_task(self._run(space, queue))
+        if space not in self._busy:
+            self._busy.add(space)
+            loop.call_soon(self._next, space, queue)
         return await reply
 
-    async def _run(self, space: str, queue: CommitQueue) -> None:
-        """Write group after group until nobody waits."""
-        try:
-            while queue:
-                items = queue.take_group()
-                if items:
-                    await self._write_one(space, items)
-        finally:
-            del self._tasks[space]
-            if len(self._queues) > QUEUES_KEPT:
-                del self._queues[space]
+    def _next(self, space: str, queue: CommitQueue) -> None:
+        """Begin the next group, if anybody waits."""
+        while queue:
+            items = queue.take_group()
+            if items:
+                return self._write(space, queue, items)
+        self._busy.discard(space)
+        if len(self._queues) > QUEUES_KEPT:
+            del self._queues[space]
+        if self._rested is not None and not self._busy:
+            self._rested.set_result(None)
+            self._rested = None
+        return None
 
-    async def _write_one(self, space: str, items: list[Waiting]) -> None:
+    def _write(self, space: str, queue: CommitQueue, items: list[Waiting]) -> None:
         try:
-            await self._write(space, items)
+            self._begin(space, items, partial(self._over, space, queue, items))
+        except BaseException as exc:
+            self._over(space, queue, items, _fail(exc))
+
+    def _over(self, space: str, queue: CommitQueue, items: list[Waiting], rest: Awaitable[None] | None) -> None:
+        if rest is None:
+            answer(items)
+            self._next(space, queue)
+        else:
+            task = asyncio.get_running_loop().create_task(self._finish(space, queue, items, rest))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, space: str, queue: CommitQueue, items: list[Waiting], rest: Awaitable[None]) -> None:
+        try:
+            await rest
         except BaseException as exc:  # whoever waits must hear of it
             for item in items:
                 item.outcome = exc  # an outcome from before the failure was never written
             if not isinstance(exc, Exception):
+                self._busy.discard(space)
                 raise
         finally:
             answer(items)
+        self._next(space, queue)
 
     async def close(self) -> None:
         """Finish what was accepted; take no more."""
         self._closed = True
-        while self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        if self._busy:
+            self._rested = asyncio.get_running_loop().create_future()
+            await self._rested
+
+
+async def _fail(exc: BaseException) -> None:
+    raise exc

@@ -154,7 +154,7 @@ class PostgresEngine:
         self._pool = Pool(self._connect)
         self._bell = Bell(self._pool.run, self._ask, self._connect, locks)
         self._writer = Writer(self._pool, self._time, locks, self._bell.committed)
-        self._committer = Committer(self._writer.write)
+        self._committer = Committer(self._writer.begin)
         self._homes: dict[str, _Home] = {}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)

@@ -32,10 +32,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Final
 
 from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Receipt
+from holdfast.engines.committing import Over
 from holdfast.engines.evaluation import Group
 from holdfast.engines.grouping import Waiting
 from holdfast.engines.postgres_functions import CHANGED, DONE, EXPIRED, LATE, MOVED, REBASED
@@ -73,6 +74,7 @@ from holdfast.engines.postgres_statements import (
     SPACE,
     WRITER,
 )
+from holdfast.engines.postgres_traffic import Attempt, Sent, Traffic
 from holdfast.errors import Conflict, Error, OutcomeUnknown, Unavailable
 
 MESSAGE_MS: Final = 10_000
@@ -85,10 +87,6 @@ AT_ONCE_MAX: Final = 4
 """Attempts before waiting for the lock."""
 IN_TURN_MAX: Final = 64
 """Attempts with the lock; each fails only if an entry expires in the same moment."""
-TURNS_MAX: Final = 32
-"""Groups that wait for their turn, at most, before one is tried at once again."""
-ALONE_MAX: Final = 64
-"""Groups without a trace of others after which a process takes itself for the only one."""
 TRIES_MAX: Final = 5
 """Times a group is begun anew after a connection broke, or the server ended a transaction to resolve a deadlock."""
 REPEATED_STATES: Final = ("40001", "40P01")
@@ -99,63 +97,6 @@ Committed = Callable[[str, int, int, int, Sequence[ChangeSet]], None]
 
 class MadeAnew(Exception):
     """The space was dropped and made anew, volatile, since this process looked."""
-
-
-class _Sent:
-    """What was sent and not answered yet."""
-
-    __slots__ = ("group", "number", "open", "revision")
-
-    def __init__(self, number: int) -> None:
-        self.group: Group | None = None
-        self.number = number
-        """Of the group, the same for every attempt: what of it is written is written once."""
-        self.open = False
-        self.revision = 0
-        """Where the space was before."""
-
-
-class _Traffic:
-    """How others' commits have met ours in a space."""
-
-    __slots__ = ("_alone", "_pause", "_turns", "left", "shared")
-
-    def __init__(self) -> None:
-        self.left = (0, 0)
-        """The head that our last group left."""
-        self.shared = False
-        """Others write here too."""
-        self._alone = 0
-        self._turns = 0
-        self._pause = 0
-
-    def takes_turns(self) -> bool:
-        """Whether the next group had better wait for its turn: trying at once has been in vain lately."""
-        if self._turns == 0:
-            return False
-        self._turns -= 1
-        return True
-
-    def was_in_vain(self) -> None:
-        if self.shared:
-            self._pause = min(TURNS_MAX, 2 * self._pause + 1)
-            self._turns = self._pause
-
-    def met_others(self) -> None:
-        self.shared, self._alone = True, 0
-
-    def met(self, others: bool, *, at_once: bool) -> bool:
-        """A group was written, after others' or not. False when others have not been seen for long."""
-        if others:
-            self.met_others()
-        elif self.shared:
-            self._alone += 1
-            if self._alone > ALONE_MAX:
-                self.shared, self._alone, self._pause, self._turns = False, 0, 0, 0
-                return False
-        if at_once:
-            self._pause = 0
-        return True
 
 
 class Writer:
@@ -169,33 +110,89 @@ class Writer:
         self._ids: dict[str, int] = {}
         """Spaces keep their ids for ever."""
         self._states: dict[str, SpaceState] = {}
-        self._traffic: dict[str, _Traffic] = {}
+        self._traffic: dict[str, Traffic] = {}
         self._number = secrets.randbits(41) << 22
 
     def forget(self, space: str) -> None:
         """Something changed the space beside its commits."""
         self._states.pop(space, None)
 
-    async def write(self, space: str, items: list[Waiting]) -> None:
-        """Commit a group of one space, and leave every item's outcome in it."""
+    def begin(self, space: str, items: list[Waiting], over: Over) -> None:
+        """Commit a group of one space, and leave every item's outcome in it.
+
+        Mostly this process is alone and remembers all it needs. Then the group is sent here and now, its answer ends it, and
+        no task is needed.
+        """
+        attempt = self._attempt(space, items)
+        link = None if attempt is None else self._pool.idle()
+        if attempt is None or link is None:
+            return over(self._write(space, items, attempt))
+
+        def came(link: Link) -> None:
+            self._pool.release(link)
+            if attempt.reply is not None:
+                over(None if self._ended(attempt.reply, attempt, items) else self._write(space, items, attempt))
+
+        attempt.reply = link.send(*self._calls(attempt.state, attempt.group, items, attempt.sent, None), then=came)
+        if attempt.reply.done():  # it could not even be sent
+            over(self._write(space, items, attempt))
+        return None
+
+    def _attempt(self, space: str, items: list[Waiting]) -> Attempt | None:
+        """The group as it is evaluated on what is known; None when that is not enough, or others write too."""
+        if self._traffic_of(space).shared:
+            return None
+        state = self._states.pop(space, None)
+        if state is None:
+            return None
         try:
-            await self._write(space, items)
+            group = self._evaluate(state, items, self._time.now(), known_new=True)
+        except Missing:
+            state.retract()
+            self._states[space] = state
+            return None
+        return None if self._is_volatile(state, items) else Attempt(state, group, self._numbered())
+
+    def _ended(self, answers: asyncio.Future[list[Rows]], attempt: Attempt, items: list[Waiting]) -> bool:
+        """Whether the answer to what was sent at once is that it is written, just so; the items have their outcomes then."""
+        if answers.exception() is not None:
+            return False
+        try:
+            *_, rows = answers.result()
+            reply = self._answered(rows)
+            if reply.outcome != DONE:
+                return False
+            self._done(attempt.state, attempt.group, reply, items, None)
+        except Exception as exc:  # whoever waits must hear of it
+            for item in items:
+                item.outcome = exc
+        return True
+
+    def _numbered(self) -> Sent:
+        self._number += 1
+        return Sent(self._number)
+
+    async def _write(self, space: str, items: list[Waiting], attempt: Attempt | None) -> None:
+        try:
+            await self._try(space, items, attempt)
         except BaseException as exc:
             for item in items:
                 item.outcome = exc  # not what the evaluation said: it was not written
             raise
 
-    async def _write(self, space: str, items: list[Waiting]) -> None:
+    async def _try(self, space: str, items: list[Waiting], attempt: Attempt | None) -> None:
         loop = asyncio.get_running_loop()
         until: float | None = None
         doubt: Broken | None = None
         """A message may still be under way; it is harmless once a later one is written."""
-        self._number += 1
-        sent = _Sent(self._number)
+        sent = self._numbered() if attempt is None else attempt.sent
         for _ in range(TRIES_MAX):
-            sent.open = False
+            begun, attempt = attempt, None
+            if begun is None:
+                sent.open = False
             try:
-                if self._traffic_of(space).takes_turns() or not await self._at_once(space, items, sent):
+                waits = begun is None and self._traffic_of(space).takes_turns()
+                if waits or not await self._at_once(space, items, sent, begun):
                     await self._in_turn(space, items, sent)
                 return None
             except Refused as exc:
@@ -236,37 +233,39 @@ class Writer:
 
     # --- at once ---
 
-    async def _at_once(self, space: str, items: list[Waiting], sent: _Sent) -> bool:
+    async def _at_once(self, space: str, items: list[Waiting], sent: Sent, begun: Attempt | None) -> bool:
         """Evaluate on what is known and write it if that is still so. False: wait for the turn."""
-        traffic, before = self._traffic_of(space), self._states.pop(space, None)
+        traffic = self._traffic_of(space)
+        before = self._states.pop(space, None) if begun is None else begun.state
         state, wanted = before, None
         for _ in range(AT_ONCE_MAX):
-            now = self._time.now()
-            if state is None:
-                wanted = wanted or Wanted(_batches(items))
-                id = self._ids.get(space) or await self._look_up(space)
-                if id is None:
-                    return False
-                state = await self._read(space, id, wanted)
-                if state.id is None or state.dropped:
-                    return False
-                now = state.now
-            try:
-                group = self._evaluate(state, items, now, known_new=wanted is None)
-            except Missing:
-                state.retract()
-                if wanted is not None:
-                    wanted.more()
-                state = None
-                continue
-            if self._is_volatile(state, items):
-                return True
-            uses = self._uses(items, now) if traffic.shared else None
-            blind: Set[str] = frozenset()
-            if state.assumed:
-                blind = (uses or Uses(_batches(items))).blind(state.assumed, group.writes)
-            call = self._prepared(state, group, sent, uses, blind)
-            *_, rows = await self._pool.run(*self._forgotten(state, group), call)
+            uses: Uses | None = None
+            answers: Awaitable[list[Rows]] | None = None
+            if begun is not None:
+                state, group, answers, begun = begun.state, begun.group, begun.reply, None
+            else:
+                now = self._time.now()
+                if state is None:
+                    wanted = wanted or Wanted(_batches(items))
+                    id = self._ids.get(space) or await self._look_up(space)
+                    if id is None:
+                        return False
+                    state = await self._read(space, id, wanted)
+                    if state.id is None or state.dropped:
+                        return False
+                    now = state.now
+                try:
+                    group = self._evaluate(state, items, now, known_new=wanted is None)
+                except Missing:
+                    state.retract()
+                    if wanted is not None:
+                        wanted.more()
+                    state = None
+                    continue
+                if self._is_volatile(state, items):
+                    return True
+                uses = self._uses(items, now) if traffic.shared else None
+            *_, rows = await (answers or self._pool.run(*self._calls(state, group, items, sent, uses)))
             reply = self._answered(rows)
             if reply.outcome in (DONE, REBASED):
                 self._done(state, group, reply, items, before)
@@ -286,6 +285,15 @@ class Writer:
             self._states[space] = before
         return False
 
+    def _calls(
+        self, state: SpaceState, group: Group, items: list[Waiting], sent: Sent, uses: Uses | None
+    ) -> list[Call]:
+        """What writes a group at once."""
+        blind: Set[str] = frozenset()
+        if state.assumed:
+            blind = (uses or Uses(_batches(items))).blind(state.assumed, group.writes)
+        return [*self._forgotten(state, group), self._prepared(state, group, sent, uses, blind)]
+
     def _uses(self, items: list[Waiting], now: int) -> Uses:
         uses = Uses(_batches(items))
         for item in items:
@@ -296,8 +304,8 @@ class Writer:
                 uses.version_max = max(uses.version_max, item.outcome.actual.version)
         return uses
 
-    def _traffic_of(self, space: str) -> _Traffic:
-        return self._traffic.get(space) or self._traffic.setdefault(space, _Traffic())
+    def _traffic_of(self, space: str) -> Traffic:
+        return self._traffic.get(space) or self._traffic.setdefault(space, Traffic())
 
     async def _look_up(self, space: str) -> int | None:
         [rows] = await self._pool.run((SPACE, (text(space),)))
@@ -327,7 +335,7 @@ class Writer:
 
     # --- in turn ---
 
-    async def _in_turn(self, space: str, items: list[Waiting], sent: _Sent) -> None:
+    async def _in_turn(self, space: str, items: list[Waiting], sent: Sent) -> None:
         """Take the lock, then read, evaluate and write."""
         before = self._states.pop(space, None)
         wanted = Wanted(_batches(items))
@@ -356,7 +364,7 @@ class Writer:
         id: int,
         items: list[Waiting],
         wanted: Wanted,
-        sent: _Sent,
+        sent: Sent,
         before: SpaceState | None,
     ) -> bool:
         """One transaction with the lock. False: something expired meanwhile, or a key was not absent; try again."""
@@ -397,7 +405,7 @@ class Writer:
         given = self._time.given()
         return [(HEAD, (text(space), int8(given))), *wanted.calls(id, given, self._oldest())]
 
-    async def _first(self, link: Link, space: str, items: list[Waiting], sent: _Sent) -> bool:
+    async def _first(self, link: Link, space: str, items: list[Waiting], sent: Sent) -> bool:
         """The first commit to a name makes the space. False: somebody else has made it."""
         _, _, head = await link.send(
             (BEGIN, ()), (LOCK, (int4(self._locks), int4(0))), (HEAD, (text(space), int8(self._time.given())))
@@ -466,7 +474,7 @@ class Writer:
         return [(FORGET, (int4(state.id or 0), text_array(actors), text_array(ids), versions))]
 
     def _prepared(
-        self, state: SpaceState, group: Group, sent: _Sent, uses: Uses | None, blind: Set[str] = frozenset()
+        self, state: SpaceState, group: Group, sent: Sent, uses: Uses | None, blind: Set[str] = frozenset()
     ) -> Call:
         """The call that writes a group; from here on its fate is open until it is answered."""
         deadline = self._time.server() + MESSAGE_MS
@@ -507,7 +515,7 @@ class Writer:
 
     # --- after a broken connection ---
 
-    async def _resolve(self, space: str, items: list[Waiting], sent: _Sent) -> bool | None:
+    async def _resolve(self, space: str, items: list[Waiting], sent: Sent) -> bool | None:
         """Whether what was sent has been written; None when that cannot be found out."""
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + RESOLVE_S, 0.02

@@ -363,16 +363,22 @@ class Pool:
         link = await self.acquire()
         return await link.send(*calls, then=self.release)
 
+    def idle(self) -> Link | None:
+        """A connection of one's own, until it is released, if there is one that nobody uses."""
+        while self._idle:
+            link = self._idle.pop()
+            if not link.closed:
+                self._busy.add(link)
+                return link
+        return None
+
     async def acquire(self) -> Link:
         """A connection of one's own, until it is released."""
         while True:
             if self.closed:
                 raise Unavailable("the store is closed")
-            while self._idle:
-                link = self._idle.pop()
-                if not link.closed:
-                    self._busy.add(link)
-                    return link
+            if (link := self.idle()) is not None:
+                return link
             if len(self._busy) + self._connecting < LINKS_MAX:
                 try:
                     return await self._make()

@@ -51,7 +51,7 @@ from holdfast.engine import (
     check_scan,
 )
 from holdfast.engines import redis_doctor
-from holdfast.engines.committing import Committer
+from holdfast.engines.committing import Committer, Over
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import Waiting
 from holdfast.engines.redis_feed import Bell, RedisFeed
@@ -142,7 +142,7 @@ class RedisEngine:
         self._clock = clock
         self._servers_time = isinstance(clock, SystemClock)
         self._servers = Servers(url)
-        self._committer = Committer(self._write_group)
+        self._committer = Committer(self._begin_group)
         self._keys: dict[str, SpaceKeys] = {}
         self._spaces_key = f"{url.prefix}:spaces"
         self._prepared: set[str] = set()
@@ -174,6 +174,9 @@ class RedisEngine:
         size = check_batch(batch)
         self._check_open()
         return await self._committer.commit(space, "", batch, size)
+
+    def _begin_group(self, space: str, items: list[Waiting], over: Over) -> None:
+        over(self._write_group(space, items))
 
     async def _write_group(self, space: str, items: list[Waiting]) -> None:
         group = _Group(self, space, items)
