@@ -8,7 +8,7 @@ when an entry is there that was replaced unseen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -232,7 +232,7 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         *expected,
         text_array(sorted(absent)),
         int4(len(blind)),
-        *_facts(state, uses, sorted(compared)),
+        *(_NO_FACTS if not compared else _keys_only(compared) if is_sure else _facts(state, uses, sorted(compared))),
         text_array([key for key, _ in gone]),
         int8_array([version for _, version in gone]),
         *_entry_arrays(
@@ -289,9 +289,12 @@ def _fact(state: SpaceState, uses: Uses | None, key: str) -> tuple[Value, ...]:
     return (exact, int8(old.version), int8(old.expires_at), *outlines)
 
 
+def _keys_only(keys: Iterable[str]) -> tuple[Value, ...]:
+    """Keys that were taken for absent, where nothing else can have changed."""
+    return (text_array(sorted(keys)), *_NO_FACTS[1:])
+
+
 def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[Value, ...]:
-    if not keys:
-        return _NO_FACTS
     old = [state.known(key) for key in keys]
     return (
         text_array(keys),

@@ -374,6 +374,7 @@ class Journal:
         try:
             while self._staged or self._closing is not None or self._opens:
                 await self._send()
+                await asyncio.sleep(0)  # who was answered may have more to send
         except asyncio.CancelledError:
             self._fail(Unavailable("the worker was stopped"))
             raise
