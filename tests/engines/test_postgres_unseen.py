@@ -33,7 +33,7 @@ from holdfast.engines import postgres_state
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres_commit import Writer
-from holdfast.engines.postgres_link import Call, Link
+from holdfast.engines.postgres_link import SEPARATOR, Call, Link
 from holdfast.engines.postgres_rows import Reply
 from holdfast.errors import Conflict, Error
 from holdfast.testing.servers.postgres import PostgresServer
@@ -122,6 +122,16 @@ async def test_a_group_of_unknown_keys_is_replaced_in_one_call(url: str, calls: 
         assert calls.taken() == ["write_group"]
         [info] = await engine.spaces(SPACE)
         assert info.usage == [Usage("a", "a", 41, sum(len(f"a/{n}") + 2 for n in range(40)) + len("a/mine") + 1)]
+
+
+async def test_a_group_may_have_any_character_in_its_keys(url: str) -> None:
+    keys = [f"records/{chr(each)}{SEPARATOR}{chr(each)}/" for each in (*range(1, 40), 0xD7FF, 0xE000, 0x10FFFF)]
+    async with opened(url) as engine:
+        for value in (b"1", b"2"):
+            await engine.commit(SPACE, Batch("a", tuple(Put(key, value, tag=":x:y") for key in keys)))
+            assert [entry and entry.value for entry in await engine.get(SPACE, keys)] == [value] * len(keys)
+        await engine.commit(SPACE, Batch("a", tuple(Delete(key) for key in keys)))
+        assert await engine.get(SPACE, keys) == [None] * len(keys)
 
 
 async def test_one_entry_is_written_by_the_plain_call_whatever_else_it_is_conditional_on(

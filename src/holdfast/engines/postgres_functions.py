@@ -21,8 +21,7 @@ the head it was evaluated at (`_revision`, `_step`), what it relied on, and the 
   7. write: the feed's row, the entries, the request ids, and by how much the usage has changed; every now and then those
      changes are summed up
 
-Arrays are walked by their subscripts: `unnest` of eight makes eight lists first. One that would be empty is NULL, because all
-that are given are unpacked. Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
+Arrays are walked by their subscripts: `unnest` of eight makes eight lists first. Nothing is written before everything was compared, so a refusal leaves no trace. The functions are made together with the
 tables and belong to the same version of the schema.
 """
 # ruff: noqa: S608 - nothing of what is put together here comes from outside
@@ -55,23 +54,31 @@ _ONE: Final = """
     _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
     _tag text, _charged text, _subspace text, _more_keys int8, _more_bytes int8"""
 _MANY: Final = """
-    _absent text[], _blind int4, _fact_keys text[], _exact bool[], _old int8[], _old_expires int8[],
-    _old_created int8[], _old_owners text[], _old_tags text[], _old_sizes int8[], _gone_keys text[], _gone int8[],
-    _values bytea[], _keys_owners_tags text[], _versions_times int8[], _actors text[], _ids text[], _answers int8[],
-    _charged text[], _subspaces text[], _more_keys int8[], _more_bytes int8[]"""
-"""What is written comes column by column, several in one array: every array takes a while to be taken apart. `_keys_owners_tags`
-has the keys, then the owners, then the tags; `_versions_times` the versions, then created_at, updated_at and expires_at."""
+    _texts text, _numbers int8[], _values bytea[], _blind int4, _gone int4, _charged int4, _facts int4, _absent int4,
+    _exact bool[], _old int8[], _old_expires int8[], _old_created int8[], _old_owners text[], _old_tags text[],
+    _old_sizes int8[], _actors text[], _ids text[], _answers int8[]"""
+"""What is written comes in one text and one array of numbers, because to make, to send and to unpack an array takes a while for
+each. The text begins with the character that separates its parts. Both go through what there is, column by column:
+
+    the entries             keys, owners, tags; versions, created_at, updated_at, expires_at (-1: never)
+    what is removed         its keys; its versions
+    the usage that changed  owners, subspaces; keys more, bytes more
+    what was looked at      its keys, those first that were taken for absent
+"""
 
 _NEWEST: Final = "ORDER BY version DESC LIMIT 1"
 
 _GUESSED_ONE: Final = "_absent OR _blind"
 _WRONG_ONE: Final = "EXISTS (SELECT FROM entries WHERE space = _space AND key = _key AND (_absent OR tag <> ''))"
-_GUESSED_MANY: Final = "_absent IS NOT NULL OR _blind > 0"
+_GUESSED_MANY: Final = "_absent > 0 OR _blind > 0"
 _OF_THESE: Final = "unnest({}) AS these (one) CROSS JOIN LATERAL (SELECT tag FROM entries WHERE space = _space AND key = one LIMIT 1) AS e"
 """What there is under some keys, looked up one by one: for `key = ANY (…)` the planner may read the whole space instead."""
+_ABSENT_KEYS: Final = "_words[_looked_at + 1:_looked_at + _absent]"
+_FACT_KEYS: Final = "_words[_looked_at + 1:_looked_at + _facts]"
+_BLIND_KEYS: Final = "_words[:_blind]"
 _WRONG_MANY: Final = f"""
-            EXISTS (SELECT FROM {_OF_THESE.format("_absent")})
-            OR EXISTS (SELECT FROM {_OF_THESE.format("_keys_owners_tags[:_blind]")} WHERE e.tag <> '')"""
+            EXISTS (SELECT FROM {_OF_THESE.format(_ABSENT_KEYS)})
+            OR EXISTS (SELECT FROM {_OF_THESE.format(_BLIND_KEYS)} WHERE e.tag <> '')"""
 _LIVE_UNTAGGED: Final = "{0}.tag = '' AND ({0}.expires_at > greatest(time, _now_here)) IS NOT FALSE"
 """What can be replaced unseen. Live by the server's clock too, like every entry that is taken for live (`_until`)."""
 
@@ -231,12 +238,32 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
 END $$;
 """
 
-_COUNTED: Final = "_count int4 := coalesce(cardinality(_values), 0);"
-_LOOKED_AT: Final = "_fact_keys || _keys_owners_tags[:_blind]"
+_UNPACKED: Final = """
+    _words text[] := string_to_array(substr(_texts, 2), left(_texts, 1));
+    _count int4 := coalesce(cardinality(_values), 0);
+    _removed int4 := 3 * _count;  -- where the keys of what is removed begin, less one; its versions a _count later
+    _usage int4 := _removed + _gone;
+    _looked_at int4 := _usage + 2 * _charged;"""
+_SEEN: Final = f"{_FACT_KEYS} || {_BLIND_KEYS}"
+_REMOVED: Final = "_words[_removed + at]"
+_AMOUNTS: Final = """SELECT {0} _words[_usage + at], _words[_usage + _charged + at]{1},
+                _numbers[_usage + _count + at], _numbers[_usage + _count + _charged + at]{2} FROM generate_series(1, _charged) AS at"""
+_NEW: Final = """
+            SELECT _space, _words[at], {version}, _values[at], _words[_count + at], coalesce(_kept[at], {created}), {updated},
+                   nullif(_numbers[3 * _count + at], -1){later}, _words[2 * _count + at]
+            FROM generate_series(1, _count) AS at"""
+_VERSION, _CREATED, _UPDATED = "_numbers[at]", "_numbers[_count + at]", "_numbers[2 * _count + at]"
+_NEW_MOVED: Final = _NEW.format(
+    version=f"{_VERSION} + CASE WHEN {_VERSION} > _revision THEN _shift ELSE 0 END",
+    created=f"CASE WHEN {_CREATED} = _now THEN time ELSE {_CREATED} END",
+    updated=f"CASE WHEN {_UPDATED} = _now THEN time ELSE {_UPDATED} END",
+    later=" + _lag",
+)
+_NEW_HERE: Final = _NEW.format(version=_VERSION, created=_CREATED, updated=_UPDATED, later="")
 _COMMIT_GROUP: Final = f"""
-CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _LOOKED_AT, _COUNTED)}
-    IF _unsure THEN
-        PERFORM FROM unnest(_fact_keys, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
+CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WRONG_MANY, _SEEN, _UNPACKED)}
+    IF _unsure AND _facts > 0 THEN
+        PERFORM FROM unnest({_FACT_KEYS}, _exact, _old, _old_expires, _old_created, _old_owners, _old_tags, _old_sizes)
                 AS fact (key, exact, version, expires_at, created_at, owner, tag, size)
             LEFT JOIN LATERAL (
                 SELECT version, owner, tag, octet_length(value) AS size, created_at, expires_at FROM entries
@@ -244,38 +271,32 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
             WHERE (fact.version IS NULL) <> (e.version IS NULL) OR fact.owner <> e.owner OR fact.tag <> e.tag
                 OR fact.size <> e.size OR fact.created_at <> e.created_at OR (fact.exact AND (
                     fact.version <> e.version OR fact.expires_at IS DISTINCT FROM e.expires_at));
-    ELSIF _absent IS NOT NULL THEN
-        PERFORM FROM {_OF_THESE.format("_absent")};
+    ELSIF _absent > 0 THEN
+        PERFORM FROM {_OF_THESE.format(_ABSENT_KEYS)};
     END IF;
-    IF (_unsure OR _absent IS NOT NULL) AND found THEN
+    IF _facts > 0 AND (_unsure OR _absent > 0) AND found THEN
         RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-            FROM present(_space, {_LOOKED_AT}) AS e;
+            FROM present(_space, {_SEEN}) AS e;
         RETURN;
     END IF;
     IF _blind > 0 THEN
-        PERFORM FROM {_OF_THESE.format("_keys_owners_tags[:_blind]")};
+        PERFORM FROM {_OF_THESE.format(_BLIND_KEYS)};
         IF found THEN
             SELECT bool_and(good) AS good, array_agg(version) AS versions, array_agg(created_at) AS created,
                    array_agg(owner) AS owners, array_agg(split_part(key, '/', 1)) AS subspaces,
-                   array_agg(-1::int8) AS less_keys, array_agg(less_bytes) AS less_bytes
+                   array_agg(less_bytes) AS less_bytes
                 INTO _held FROM (
-                    SELECT new.key, e.* FROM unnest(_keys_owners_tags[:_blind]) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
+                    SELECT new.key, e.* FROM unnest({_BLIND_KEYS}) WITH ORDINALITY AS new (key, at) LEFT JOIN LATERAL (
                         SELECT version, owner, created_at, {_LIVE_UNTAGGED.format("entries")} AS good,
                                (-octet_length(key) - octet_length(value))::int8 AS less_bytes
                         FROM entries WHERE space = _space AND key = new.key {_NEWEST}) AS e ON true
                     ORDER BY new.at) AS replaced;  -- where nothing is, all but the key is NULL
             IF NOT _held.good THEN
                 RETURN QUERY SELECT {CHANGED}, clock, revision, step, coalesce(_head_time, 0), last_id, e.*
-                    FROM present(_space, {_LOOKED_AT}) AS e;
+                    FROM present(_space, {_SEEN}) AS e;
                 RETURN;
             END IF;
             _kept := _held.created;
-            _gone_keys := _gone_keys || _keys_owners_tags[:_blind];
-            _gone := _gone || _held.versions;
-            _charged := _charged || _held.owners;
-            _subspaces := _subspaces || _held.subspaces;
-            _more_keys := _more_keys || _held.less_keys;
-            _more_bytes := _more_bytes || _held.less_bytes;
         END IF;
     END IF;
     IF _ids IS NOT NULL THEN
@@ -286,58 +307,47 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
         END IF;
     END IF;
     {_WRITTEN}
-    IF _kept IS NOT NULL THEN
-        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
-            new.kept, NULL::int8, NULL::int8, NULL::text
-            FROM unnest(_keys_owners_tags[:_blind], _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
-    END IF;
     IF _ids IS NOT NULL THEN
         INSERT INTO requests SELECT _space, asked.actor, asked.id, asked.version + _shift
             FROM unnest(_actors, _ids, _answers) AS asked (actor, id, version);
     END IF;
-    IF _gone_keys IS NULL THEN
-        NULL;
-    ELSIF _unsure THEN
+    IF _kept IS NOT NULL THEN
+        RETURN QUERY SELECT outcome, clock, revision, step, time, last_id, new.key, NULL::bytea, NULL::int8, NULL::text,
+            new.kept, NULL::int8, NULL::int8, NULL::text
+            FROM unnest({_BLIND_KEYS}, _kept) AS new (key, kept) WHERE new.kept IS NOT NULL;
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
-            SELECT e.ctid FROM unnest(_gone_keys) AS gone (key) CROSS JOIN LATERAL (
-                SELECT ctid FROM entries WHERE space = _space AND key = gone.key {_NEWEST}) AS e));
-    ELSE
-        -- Not a join: before the table has statistics, that may be planned as a walk through the whole space.
+            SELECT e.ctid FROM unnest({_BLIND_KEYS}, _held.versions) AS gone (key, version) CROSS JOIN LATERAL (
+                SELECT ctid FROM entries WHERE space = _space AND key = gone.key AND version = gone.version LIMIT 1) AS e));
+    END IF;
+    -- Not a join: before the table has statistics, that may be planned as a walk through the whole space.
+    IF _gone > 0 AND _unsure THEN
         DELETE FROM entries WHERE ctid = ANY (ARRAY(
-            SELECT e.ctid FROM generate_series(1, cardinality(_gone_keys)) AS at CROSS JOIN LATERAL (
-                SELECT ctid FROM entries WHERE space = _space AND key = _gone_keys[at] AND version = _gone[at] LIMIT 1) AS e));
+            SELECT e.ctid FROM generate_series(1, _gone) AS at CROSS JOIN LATERAL (
+                SELECT ctid FROM entries WHERE space = _space AND key = {_REMOVED} {_NEWEST}) AS e));
+    ELSIF _gone > 0 THEN
+        DELETE FROM entries WHERE ctid = ANY (ARRAY(
+            SELECT e.ctid FROM generate_series(1, _gone) AS at CROSS JOIN LATERAL (
+                SELECT ctid FROM entries
+                WHERE space = _space AND key = {_REMOVED} AND version = _numbers[_removed + _count + at] LIMIT 1) AS e));
     END IF;
     IF _count > 0 AND _moved THEN
-        INSERT INTO entries
-            SELECT _space, _keys_owners_tags[at], version + CASE WHEN version > _revision THEN _shift ELSE 0 END,
-                   _values[at], _keys_owners_tags[_count + at],
-                   coalesce(_kept[at], CASE WHEN created = _now THEN time ELSE created END),
-                   CASE WHEN updated = _now THEN time ELSE updated END,
-                   _versions_times[3 * _count + at] + _lag, _keys_owners_tags[2 * _count + at]
-            FROM generate_series(1, _count) AS at CROSS JOIN LATERAL (
-                SELECT _versions_times[at], _versions_times[_count + at], _versions_times[2 * _count + at])
-                AS new (version, created, updated);
+        INSERT INTO entries{_NEW_MOVED};
     ELSIF _count > 0 THEN
-        INSERT INTO entries
-            SELECT _space, _keys_owners_tags[at], _versions_times[at], _values[at], _keys_owners_tags[_count + at],
-                   coalesce(_kept[at], _versions_times[_count + at]), _versions_times[2 * _count + at],
-                   _versions_times[3 * _count + at], _keys_owners_tags[2 * _count + at]
-            FROM generate_series(1, _count) AS at;
+        INSERT INTO entries{_NEW_HERE};
     END IF;
-    IF _charged IS NOT NULL THEN
-        IF _kept IS NULL THEN
-            INSERT INTO usage SELECT _space, _charged[at], _subspaces[at], revision, _more_keys[at], _more_bytes[at], false
-                FROM generate_series(1, cardinality(_charged)) AS at{_ADDED};
-        ELSE
-            INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false
-                FROM unnest(_charged, _subspaces, _more_keys, _more_bytes) AS amount (owner, subspace, keys, bytes)
-                WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0{_ADDED};
-        END IF;
-        IF random() * {SUMMED_EVERY} < 1 THEN
-            PERFORM sum_up(_space, owner, subspace, revision) FROM (
-                SELECT DISTINCT owner, subspace FROM unnest(_charged, _subspaces) AS amount (owner, subspace)) AS charged
-                WHERE owner IS NOT NULL;
-        END IF;
+    IF _kept IS NOT NULL THEN
+        INSERT INTO usage SELECT _space, owner, subspace, revision, sum(keys), sum(bytes), false FROM (
+                {_AMOUNTS.format("", "", "")}
+                UNION ALL SELECT owner, subspace, -1, bytes
+                    FROM unnest(_held.owners, _held.subspaces, _held.less_bytes) AS less (owner, subspace, bytes)
+                ) AS amount (owner, subspace, keys, bytes)
+            WHERE owner IS NOT NULL GROUP BY owner, subspace HAVING sum(keys) <> 0 OR sum(bytes) <> 0{_ADDED};
+    ELSIF _charged > 0 THEN
+        INSERT INTO usage {_AMOUNTS.format("_space,", ", revision", ", false")}{_ADDED};
+    END IF;
+    IF _charged > 0 AND random() * {SUMMED_EVERY} < 1 THEN
+        PERFORM sum_up(_space, owner, subspace, revision) FROM (
+            SELECT DISTINCT owner, subspace FROM ({_AMOUNTS.format("", "", "")}) AS amount (owner, subspace, keys, bytes)) AS charged;
     END IF;
 END $$;
 """

@@ -17,9 +17,11 @@ The password is in the connection string only. That is kept by psycopg, and no m
 from __future__ import annotations
 
 import asyncio
+import functools
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -112,6 +114,8 @@ _BOOL, _BYTEA, _INT8, _TEXT = 16, 17, 20, 25
 _NULL: Final = b"\xff\xff\xff\xff"
 _EIGHT: Final = b"\0\0\0\x08"
 
+SEPARATOR: Final = "\x1f"
+"""Of texts that are sent as one, if none of them has it."""
 TRUE, FALSE = b"\x01", b"\0"
 
 _BINARY: Final = [1] * 64
@@ -138,6 +142,35 @@ def int8_array(numbers: Sequence[int | None]) -> Value:
         return None
     parts = [_NULL if number is None else _EIGHT + _pack_int8(number) for number in numbers]
     return _pack_array(1, 1, _INT8, len(parts), 1) + b"".join(parts)
+
+
+def int8s(numbers: Sequence[int]) -> Value:
+    """The same for many, and none of them NULL."""
+    if not numbers:
+        return None
+    flat = [8] * (2 * len(numbers))
+    flat[1::2] = numbers
+    return _pack_array(1, 0, _INT8, len(numbers), 1) + _pack_many(len(numbers)).pack(*flat)
+
+
+@functools.lru_cache(256)
+def _pack_many(count: int) -> struct.Struct:
+    return struct.Struct(">" + "iq" * count)
+
+
+def joined(parts: Sequence[str]) -> Value:
+    """Texts as one, behind a character that is in none of them and separates them."""
+    if not parts:
+        return None
+    separator = SEPARATOR
+    whole = separator.join(parts)
+    if whole.count(separator) >= len(parts):
+        used = set(whole)
+        separator = next(
+            each for each in map(chr, chain(range(1, 0xD800), range(0xE000, 0x110000))) if each not in used
+        )
+        whole = separator.join(parts)
+    return (separator + whole).encode()
 
 
 def text_array(values: Sequence[str | None]) -> Value:

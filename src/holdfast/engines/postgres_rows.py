@@ -8,7 +8,7 @@ when an entry is there that was replaced unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +27,8 @@ from holdfast.engines.postgres_link import (
     int4,
     int8,
     int8_array,
+    int8s,
+    joined,
     number,
     optional_number,
     string,
@@ -228,20 +230,17 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         one = (key.encode(), *guesses, *_fact(state, uses, key), *_columns(entry))
         return WRITE_ONE, (*expected, *one, text(charged[0]), text(charged[1]), int8(charge[0]), int8(charge[1]))
     gone = [(key, old.version) for key in writes if (old := state.known(key)) is not None]
+    entries = [entry for entry in writes.values() if entry is not None]
+    if blind:
+        entries.sort(key=lambda entry: entry.key not in blind)
+    seen = [*sorted(absent), *sorted(compared - absent)]
     return WRITE_GROUP, (
         *expected,
-        text_array(sorted(absent)),
-        int4(len(blind)),
-        *(_NO_FACTS if not compared else _keys_only(compared) if is_sure else _facts(state, uses, sorted(compared))),
-        text_array([key for key, _ in gone]),
-        int8_array([version for _, version in gone]),
-        *_entry_arrays(
-            sorted((entry for entry in writes.values() if entry is not None), key=lambda e: e.key not in blind)
-        ),
+        *_post_images(entries, gone, usage, seen, len(blind), len(absent)),
+        *(_NO_FACTS if is_sure or not seen else _facts(state, uses, seen)),
         text_array([commit.actor for commit in asked]),
         text_array([commit.request_id or "" for commit in asked]),
         int8_array([commit.version for commit in asked]),
-        *_usage_arrays(usage),
     )
 
 
@@ -289,15 +288,10 @@ def _fact(state: SpaceState, uses: Uses | None, key: str) -> tuple[Value, ...]:
     return (exact, int8(old.version), int8(old.expires_at), *outlines)
 
 
-def _keys_only(keys: Iterable[str]) -> tuple[Value, ...]:
-    """Keys that were taken for absent, where nothing else can have changed."""
-    return (text_array(sorted(keys)), *_NO_FACTS[1:])
-
-
 def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[Value, ...]:
+    """How the entries of these keys were taken to be."""
     old = [state.known(key) for key in keys]
     return (
-        text_array(keys),
         bool_array([uses is None or key in uses.exact for key in keys]),
         int8_array([None if each is None else each.version for each in old]),
         int8_array([None if each is None else each.expires_at for each in old]),
@@ -308,36 +302,35 @@ def _facts(state: SpaceState, uses: Uses | None, keys: Sequence[str]) -> tuple[V
     )
 
 
-_NO_FACTS: Final = (None,) * 8
+_NO_FACTS: Final = (None,) * 7
 _NO_REQUESTS: Final = (None,) * 3
-_NO_ENTRIES: Final = (None,) * 3
 
 
-def _entry_arrays(entries: Sequence[Entry]) -> tuple[Value, ...]:
-    """Entries, column by column."""
-    if not entries:
-        return _NO_ENTRIES
-    return (
-        bytea_array([e.value for e in entries]),
-        text_array([*[e.key for e in entries], *[e.owner for e in entries], *[e.tag for e in entries]]),
-        int8_array(
-            [
-                *[e.version for e in entries],
-                *[e.created_at for e in entries],
-                *[e.updated_at for e in entries],
-                *[e.expires_at for e in entries],
-            ]
-        ),
-    )
-
-
-def _usage_arrays(usage: Sequence[tuple[tuple[str, str], list[int]]]) -> tuple[Value, ...]:
-    return (
-        text_array([owner for (owner, _), _ in usage]),
-        text_array([subspace for (_, subspace), _ in usage]),
-        int8_array([keys for _, (keys, _) in usage]),
-        int8_array([size for _, (_, size) in usage]),
-    )
+def _post_images(
+    entries: Sequence[Entry],
+    gone: Sequence[tuple[str, int]],
+    usage: Sequence[tuple[tuple[str, str], list[int]]],
+    seen: Sequence[str] = (),
+    blind: int = 0,
+    absent: int = 0,
+) -> tuple[Value, ...]:
+    """What is written, and the keys that were looked at, as `commit_group` takes them."""
+    texts = [e.key for e in entries]
+    texts += [e.owner for e in entries]
+    texts += [e.tag for e in entries]
+    texts += [key for key, _ in gone]
+    texts += [owner for (owner, _), _ in usage]
+    texts += [subspace for (_, subspace), _ in usage]
+    texts += seen
+    numbers = [e.version for e in entries]
+    numbers += [e.created_at for e in entries]
+    numbers += [e.updated_at for e in entries]
+    numbers += [-1 if e.expires_at is None else e.expires_at for e in entries]
+    numbers += [version for _, version in gone]
+    numbers += [keys for _, (keys, _) in usage]
+    numbers += [size for _, (_, size) in usage]
+    counts = map(int4, (blind, len(gone), len(usage), len(seen), absent))
+    return (joined(texts), int8s(numbers), bytea_array([e.value for e in entries]), *counts)
 
 
 def load_call(
@@ -365,10 +358,7 @@ def load_call(
         int8(0),
         NOTHING,
         *(None, None),
-        *(None, int4(0), *_NO_FACTS),
-        text_array([key for key, _ in gone]),
-        int8_array([version for _, version in gone]),
-        *_entry_arrays(entries),
+        *_post_images(entries, gone, [(where, amount) for where, amount in usage.items() if amount[0] or amount[1]]),
+        *_NO_FACTS,
         *_NO_REQUESTS,
-        *_usage_arrays([(where, amount) for where, amount in usage.items() if amount[0] or amount[1]]),
     )

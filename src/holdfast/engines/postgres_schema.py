@@ -31,7 +31,7 @@ from psycopg import AsyncConnection, sql
 from holdfast.engines.postgres_functions import FUNCTIONS
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"
@@ -117,11 +117,11 @@ CREATE VIEW readable AS
 _NOTHING: Final = "SELECT"
 _SUMS: Final = "ALTER TABLE usage ADD is_sum bool NOT NULL DEFAULT true; UPDATE usage SET change = 0;"
 """The changes were counted before, and are numbered by revisions now."""
-STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _SUMS, _NOTHING, FUNCTIONS)
+STEPS: Final = (_TABLES, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _SUMS, _NOTHING, _NOTHING, FUNCTIONS)
 """What brings a schema from one version to the next; the first makes the tables, the last the functions. 2: unknown keys are
 replaced unseen. 3: ranges are taken for empty. 4: unknown keys are looked up one by one. 5: what expires can be
 written after what others wrote. 6: usage is charged by rows that are summed up later. 7: empty arrays are NULL. 8: several
-columns come in one array."""
+columns come in one array. 9: all texts of a group come in one, and all its numbers."""
 
 TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """What changes when a standby takes over."""
