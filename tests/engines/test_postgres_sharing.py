@@ -94,9 +94,15 @@ def put(key: str, value: bytes = b"1", **more: Any) -> Batch:
 
 # --- one round trip ---
 
+WRITTEN = [["plain"]], [["write_one"]], [["write_group"]]
+"""By a function now and then: when usage is summed up, or no connection is idle at once."""
+
 
 class Trips:
-    """What an engine sends: the names of the statements of each round trip, but for the bell's and its connection's."""
+    """What an engine sends: the names of the statements of each round trip, but for the bell's and its connection's.
+
+    "plain" is any form of the statement that writes, with the lock before it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[list[str]] = []
@@ -104,6 +110,9 @@ class Trips:
 
         def counted(link: Link, *calls: Call, **options: Any) -> Any:
             names = [statement.name.decode() for statement, _ in calls]
+            if names[-1].startswith("plain_"):
+                assert names[:-1] == ["lock"]
+                names = ["plain"]
             if names not in (["ring"], ["greet"]):
                 self.sent.append(names)
             return send(link, *calls, **options)
@@ -124,8 +133,8 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
 async def test_a_commit_is_one_round_trip(engine: PostgresEngine, trips: Trips) -> None:
     await engine.commit(SPACE, put("a/k"))
     for value in (b"2", b"333"):
-        assert await trips.of(engine.commit(SPACE, put("a/k", value))) == [["write_one"]]
-    assert await trips.of(engine.commit(SPACE, put("a/new"))) == [["write_one"]], "a new key costs no read"
+        assert await trips.of(engine.commit(SPACE, put("a/k", value))) in WRITTEN
+    assert await trips.of(engine.commit(SPACE, put("a/new"))) in WRITTEN, "a new key costs no read"
     both = Batch("a", (Increment("a/k", 1), Put("a/new", b"2", ttl_ms=60_000)), (Present("a/k"),), "request")
     assert await trips.of(engine.commit(SPACE, both)) == [["write_group"]]
 
@@ -133,7 +142,7 @@ async def test_a_commit_is_one_round_trip(engine: PostgresEngine, trips: Trips) 
 async def test_a_group_of_many_writers_is_one_round_trip(engine: PostgresEngine, trips: Trips) -> None:
     await engine.commit(SPACE, put("a/k"))
     writers = asyncio.gather(*(engine.commit(SPACE, put(f"a/{n}")) for n in range(64)))
-    assert await trips.of(writers) == [["write_group"]]
+    assert await trips.of(writers) in WRITTEN
 
 
 async def test_a_space_this_process_has_not_seen_costs_one_more(url: str, engine: PostgresEngine, trips: Trips) -> None:
@@ -141,8 +150,10 @@ async def test_a_space_this_process_has_not_seen_costs_one_more(url: str, engine
     other = await PostgresEngine.open(url)
     await other.get(SPACE, [])
     assert await trips.of(other.commit(SPACE, put("a/0"))) == [[*READ, "commit"], ["write_one"]]
-    assert await trips.of(other.commit(SPACE, put("a/1"))) == [["write_one"]], "a key it has not seen costs no read"
-    assert await trips.of(other.commit(SPACE, put("a/1"))) == [["write_one"]]
+    for _ in range(2):
+        await other.commit(SPACE, put("a/2"))
+    assert await trips.of(other.commit(SPACE, put("a/1"))) in ([["plain"], ["write_one"]], [["write_one"]])
+    assert await trips.of(other.commit(SPACE, put("a/1"))) in WRITTEN
     await other.close()
 
 
@@ -162,7 +173,7 @@ async def test_taking_from_a_range_reads_ahead(engine: PostgresEngine, trips: Tr
     first = await trips.of(engine.commit(SPACE, take[0]))
     assert [names[-1] for names in first] == ["commit", "write_group"]
     for batch in take[1:]:
-        assert await trips.of(engine.commit(SPACE, batch)) == [["write_group"]]
+        assert await trips.of(engine.commit(SPACE, batch)) in WRITTEN
     assert len((await engine.scan(SPACE, "q/")).entries) == 60
 
 

@@ -31,6 +31,7 @@ on for longer than that. Only if the server cannot be asked is the outcome unkno
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Final
@@ -39,7 +40,7 @@ from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Receipt
 from holdfast.engines.committing import Over
 from holdfast.engines.evaluation import Group
 from holdfast.engines.grouping import Waiting
-from holdfast.engines.postgres_functions import CHANGED, DONE, EXPIRED, LATE, MOVED, REBASED
+from holdfast.engines.postgres_functions import CHANGED, DONE, EXPIRED, LATE, MOVED, REBASED, SUMMED_EVERY
 from holdfast.engines.postgres_link import (
     FALSE,
     TRUE,
@@ -57,6 +58,7 @@ from holdfast.engines.postgres_link import (
     text,
     text_array,
 )
+from holdfast.engines.postgres_plain import plain_calls, plain_reply
 from holdfast.engines.postgres_rows import Reply, Terms, settle, write_call
 from holdfast.engines.postgres_server import ServerTime
 from holdfast.engines.postgres_state import Missing, SpaceState, Uses, Wanted
@@ -112,6 +114,7 @@ class Writer:
         self._states: dict[str, SpaceState] = {}
         self._traffic: dict[str, Traffic] = {}
         self._number = secrets.randbits(41) << 22
+        self._chance = random.Random(self._number).random  # noqa: S311 - nothing secret
 
     def forget(self, space: str) -> None:
         """Something changed the space beside its commits."""
@@ -133,10 +136,23 @@ class Writer:
             if attempt.reply is not None:
                 over(None if self._ended(attempt.reply, attempt, items) else self._write(space, items, attempt))
 
-        attempt.reply = link.send(*self._calls(attempt.state, attempt.group, items, attempt.sent, None), then=came)
+        calls = self._plain(attempt)
+        attempt.plain = calls is not None
+        calls = calls or self._calls(attempt.state, attempt.group, items, attempt.sent, None)
+        attempt.reply = link.send(*calls, then=came)
         if attempt.reply.done():  # it could not even be sent
             over(self._write(space, items, attempt))
         return None
+
+    def _plain(self, attempt: Attempt) -> list[Call] | None:
+        """What writes the group in plain SQL, if that can do it, and is likely to."""
+        state, group = attempt.state, attempt.group
+        if state.assumed and self._traffic_of(state.name).guessing.holds():
+            return None
+        calls = plain_calls(state, group, self._terms(attempt.sent))
+        if calls is not None:
+            attempt.sent.leaves(state, group)
+        return calls
 
     def _attempt(self, space: str, items: list[Waiting]) -> Attempt | None:
         """The group as it is evaluated on what is known; None when that is not enough, or others write too."""
@@ -159,9 +175,19 @@ class Writer:
             return False
         try:
             *_, rows = answers.result()
-            reply = self._answered(rows)
-            if reply.outcome != DONE:
-                return False
+            if attempt.plain:
+                reply = plain_reply(rows, attempt.group)
+                if attempt.state.assumed:
+                    guessing = self._traffic_of(attempt.state.name).guessing
+                    guessing.was_in_vain() if reply is None else guessing.was_worth_it()
+                if reply is None:  # nothing was written; a function finds out why
+                    attempt.reply, attempt.sent.open = None, False
+                    return False
+                self._time.observe(reply.clock)
+            else:
+                reply = self._answered(rows)
+                if reply.outcome != DONE:
+                    return False
             self._done(attempt.state, attempt.group, reply, items, None)
         except Exception as exc:  # whoever waits must hear of it
             for item in items:
@@ -191,7 +217,7 @@ class Writer:
             if begun is None:
                 sent.open = False
             try:
-                waits = begun is None and self._traffic_of(space).takes_turns()
+                waits = begun is None and self._traffic_of(space).at_once.holds()
                 if waits or not await self._at_once(space, items, sent, begun):
                     await self._in_turn(space, items, sent)
                 return None
@@ -477,10 +503,14 @@ class Writer:
         self, state: SpaceState, group: Group, sent: Sent, uses: Uses | None, blind: Set[str] = frozenset()
     ) -> Call:
         """The call that writes a group; from here on its fate is open until it is answered."""
-        deadline = self._time.server() + MESSAGE_MS
         if not group.empty:
-            sent.open, sent.revision, sent.group = True, state.revision, group
-        return write_call(state, group, Terms(self._locks, self._time.given(), deadline, sent.number, uses, blind))
+            sent.leaves(state, group)
+        return write_call(state, group, self._terms(sent, uses, blind))
+
+    def _terms(self, sent: Sent, uses: Uses | None = None, blind: Set[str] = frozenset()) -> Terms:
+        deadline = self._time.server() + MESSAGE_MS
+        sums = self._chance() * SUMMED_EVERY < 1
+        return Terms(self._locks, self._time.given(), deadline, sent.number, uses, blind, sums)
 
     def _answered(self, rows: Rows) -> Reply:
         reply = Reply(rows)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from psycopg import AsyncConnection
 
 from holdfast.engine import Finding
-from holdfast.engines.postgres_schema import SCHEMA_VERSION
+from holdfast.engines.postgres_functions import SCHEMA_VERSION
 
 LONG_TRANSACTION_S: Final = 60
 

@@ -35,6 +35,7 @@ DONE, REBASED, MOVED, LATE, EXPIRED, CHANGED, REPEATED, OCCUPIED = range(8)
 too old; an entry that was relied on has expired, or the time is ahead of the server's; entries are not as they were taken
 to be, here they are; a request id is known; a range that was taken for empty is not."""
 
+SCHEMA_VERSION: Final = 9
 BEHIND_MAX: Final = 1000
 """How many revisions a group may be behind and still be written after them."""
 SUMMED_EVERY: Final = 64
@@ -48,7 +49,7 @@ COLUMNS: Final = "key, value, version, owner, created_at, updated_at, expires_at
 _EXPECTED: Final = """
     _class int4, _space int4, _revision int8, _step int8, _now int8, _clock int8, _until int8, _deadline int8,
     _relaxed bool, _sure bool, _movable bool, _first_id int8, _timed bool, _to_revision int8, _to_last_id int8,
-    _writer int8, _commits bytea, _empty text[], _empty_ends text[]"""
+    _writer int8, _sums bool, _commits bytea, _empty text[], _empty_ends text[]"""
 _ONE: Final = """
     _key text, _absent bool, _blind bool, _exact bool, _old int8, _old_expires int8, _old_created int8, _old_owner text,
     _old_tag text, _old_size int8, _version int8, _value bytea, _owner text, _created int8, _updated int8, _expires int8,
@@ -231,7 +232,7 @@ CREATE FUNCTION commit_one({_EXPECTED},{_ONE}) {_beginning(_GUESSED_ONE, _WRONG_
     END IF;
     IF _more_keys <> 0 OR _more_bytes <> 0 THEN
         INSERT INTO usage VALUES (_space, _charged, _subspace, revision, _more_keys, _more_bytes, false){_ADDED};
-        IF random() * {SUMMED_EVERY} < 1 THEN
+        IF _sums THEN
             PERFORM sum_up(_space, _charged, _subspace, revision);
         END IF;
     END IF;
@@ -345,7 +346,7 @@ CREATE FUNCTION commit_group({_EXPECTED},{_MANY}) {_beginning(_GUESSED_MANY, _WR
     ELSIF _charged > 0 THEN
         INSERT INTO usage {_AMOUNTS.format("_space,", ", revision", ", false")}{_ADDED};
     END IF;
-    IF _charged > 0 AND random() * {SUMMED_EVERY} < 1 THEN
+    IF _charged > 0 AND _sums THEN
         PERFORM sum_up(_space, owner, subspace, revision) FROM (
             SELECT DISTINCT owner, subspace FROM ({_AMOUNTS.format("", "", "")}) AS amount (owner, subspace, keys, bytes)) AS charged;
     END IF;
@@ -385,7 +386,12 @@ END $$;
 
 _OTHERS: Final = "DROP FUNCTION IF EXISTS commit_one, commit_group, sum_up, charge(int4, text, text, int8, int8);"
 """Those of an older version take other parameters, so they would stay beside the new."""
-FUNCTIONS: Final = _OTHERS + _PRESENT + _SUM_UP + _COMMIT_ONE + _COMMIT_GROUP
+_VERSION_OF_SCHEMA: Final = f"""
+CREATE OR REPLACE FUNCTION schema_version() RETURNS int4 LANGUAGE sql IMMUTABLE AS 'SELECT {SCHEMA_VERSION}';
+"""
+"""Plain SQL asks for it: what an older version has prepared writes nothing any more. It is known when a statement is planned,
+and planned anew when it changes, so asking costs nothing."""
+FUNCTIONS: Final = _OTHERS + _VERSION_OF_SCHEMA + _PRESENT + _SUM_UP + _COMMIT_ONE + _COMMIT_GROUP
 
 
 def signature(*parameters: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.engine import ID_SHIFT, Batch, Change, ChangeSet, Entry, Receipt, Touch
 from holdfast.engines.evaluation import Group, Stored
-from holdfast.engines.postgres_functions import CHANGED, REBASED
+from holdfast.engines.postgres_functions import CHANGED, DONE, REBASED
 from holdfast.engines.postgres_link import (
     FALSE,
     TRUE,
@@ -48,7 +48,7 @@ NOTHING: Final = b"\x90"
 
 AnyCommit = TypeVar("AnyCommit", bound=ChangeSet)
 
-_encode_commits = msgspec.msgpack.Encoder().encode
+encode_commits = msgspec.msgpack.Encoder().encode
 _decode_commits = msgspec.msgpack.Decoder(list[ChangeSet]).decode
 _decode_stored = msgspec.msgpack.Decoder(list[Stored]).decode
 _with = msgspec.structs.replace
@@ -122,7 +122,7 @@ class Reply:
     __slots__ = ("clock", "created", "entries", "last_id", "outcome", "revision", "step", "time")
 
     def __init__(self, rows: Rows) -> None:
-        self.outcome, self.clock, self.revision, self.step, self.time, self.last_id = map(number, rows[0][:6])
+        self._take(*map(number, rows[0][:6]))
         self.entries: dict[str, Entry | None] = {}
         """With outcome CHANGED: the entries as they are."""
         self.created: dict[str, int] = {}
@@ -131,6 +131,18 @@ class Reply:
             self.entries = {string(row[6]): None if row[8] is None else entry_of(row[6:]) for row in rows}
         else:
             self.created = {string(row[6]): number(row[10]) for row in rows if row[6] is not None}
+
+    @classmethod
+    def as_sent(cls, clock: int, group: Group) -> Reply:
+        """The group is written just as it was evaluated."""
+        reply = cls.__new__(cls)
+        reply._take(DONE, clock, group.revision, 0, group.now, group.last_id)
+        reply.entries, reply.created = {}, {}
+        return reply
+
+    def _take(self, outcome: int, clock: int, revision: int, step: int, time: int, last_id: int) -> None:
+        self.outcome, self.clock, self.revision, self.step = outcome, clock, revision, step
+        self.time, self.last_id = time, last_id
 
     @property
     def moved(self) -> bool:
@@ -183,6 +195,8 @@ class Terms(NamedTuple):
     """When others write too: what must be compared, so that the group can be written although they did."""
     blind: Set[str] = frozenset()
     """Unknown keys that may be replaced unseen."""
+    sums: bool = False
+    """Whether the usage it charges is summed up."""
 
 
 def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
@@ -215,7 +229,8 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         int8(group.revision),
         int8(group.last_id),
         int8(terms.writer),
-        None if group.empty else _encode_commits(group.commits),
+        TRUE if terms.sums else FALSE,
+        None if group.empty else encode_commits(group.commits),
         text_array(empty) if empty else None,
         text_array([prefix_end(prefix) for prefix in empty]) if empty else None,
     )
@@ -227,7 +242,7 @@ def write_call(state: SpaceState, group: Group, terms: Terms) -> Call:
         [(key, entry)] = writes.items()
         charged, charge = usage[0] if usage else ((None, None), (None, None))
         guesses = (TRUE if absent else FALSE, TRUE if blind else FALSE)
-        one = (key.encode(), *guesses, *_fact(state, uses, key), *_columns(entry))
+        one = (key.encode(), *guesses, *_fact(state, uses, key), *columns_of(entry))
         return WRITE_ONE, (*expected, *one, text(charged[0]), text(charged[1]), int8(charge[0]), int8(charge[1]))
     gone = [(key, old.version) for key in writes if (old := state.known(key)) is not None]
     entries = [entry for entry in writes.values() if entry is not None]
@@ -264,7 +279,7 @@ def _begins(key: str, expires_at: int | None, now: int, uses: Uses) -> bool:
     return expires_at is None or expires_at - now in uses.lives.get(key, ())
 
 
-def _columns(entry: Entry | None) -> tuple[Value, ...]:
+def columns_of(entry: Entry | None) -> tuple[Value, ...]:
     if entry is None:
         return (None,) * 7
     return (
@@ -356,6 +371,7 @@ def load_call(
         int8(revision),
         int8(state.last_id),
         int8(0),
+        TRUE,
         NOTHING,
         *(None, None),
         *_post_images(entries, gone, [(where, amount) for where, amount in usage.items() if amount[0] or amount[1]]),

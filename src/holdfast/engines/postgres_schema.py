@@ -28,10 +28,9 @@ from typing import Final
 
 from psycopg import AsyncConnection, sql
 
-from holdfast.engines.postgres_functions import FUNCTIONS
+from holdfast.engines.postgres_functions import FUNCTIONS, SCHEMA_VERSION
 from holdfast.errors import IncompatibleStore, InvalidInput
 
-SCHEMA_VERSION: Final = 9
 SERVER_VERSION_MIN: Final = 130_000
 DEFAULT_SCHEMA: Final = "holdfast"
 OPENING_LOCK: Final = 0x486F6C64  # "Hold"

@@ -9,8 +9,8 @@ from holdfast.engines.evaluation import Group
 from holdfast.engines.postgres_link import Rows
 from holdfast.engines.postgres_state import SpaceState
 
-TURNS_MAX: Final = 32
-"""Groups that wait for their turn, at most, before one is tried at once again."""
+SPARED_MAX: Final = 32
+"""Tries that are not made, at most, before one is made again."""
 ALONE_MAX: Final = 64
 """Groups without a trace of others after which a process takes itself for the only one."""
 
@@ -28,44 +28,67 @@ class Sent:
         self.revision = 0
         """Where the space was before."""
 
+    def leaves(self, state: SpaceState, group: Group) -> None:
+        """From here on the group's fate is open until it is answered."""
+        self.open, self.revision, self.group = True, state.revision, group
+
 
 class Attempt:
     """A group that was evaluated and sent at once, before anybody had to wait for anything."""
 
-    __slots__ = ("group", "reply", "sent", "state")
+    __slots__ = ("group", "plain", "reply", "sent", "state")
 
     def __init__(self, state: SpaceState, group: Group, sent: Sent) -> None:
         self.state = state
         self.group = group
         self.sent = sent
+        self.plain = False
+        """Whether it was sent in plain SQL."""
         self.reply: asyncio.Future[list[Rows]] | None = None
+
+
+class Restraint:
+    """Something that is mostly worth a try: after each that was in vain, twice as many are not made."""
+
+    __slots__ = ("_left", "_pause")
+
+    def __init__(self) -> None:
+        self._left = self._pause = 0
+
+    def holds(self) -> bool:
+        """Whether not to try this time."""
+        if self._left == 0:
+            return False
+        self._left -= 1
+        return True
+
+    def was_in_vain(self) -> None:
+        self._pause = min(SPARED_MAX, 2 * self._pause + 1)
+        self._left = self._pause
+
+    def was_worth_it(self) -> None:
+        self._pause = 0
 
 
 class Traffic:
     """How others' commits have met ours in a space."""
 
-    __slots__ = ("_alone", "_pause", "_turns", "left", "shared")
+    __slots__ = ("_alone", "at_once", "guessing", "left", "shared")
 
     def __init__(self) -> None:
         self.left = (0, 0)
         """The head that our last group left."""
         self.shared = False
         """Others write here too."""
+        self.at_once = Restraint()
+        """Writing without waiting for one's turn, among others."""
+        self.guessing = Restraint()
+        """Taking unknown keys for absent, in plain SQL."""
         self._alone = 0
-        self._turns = 0
-        self._pause = 0
-
-    def takes_turns(self) -> bool:
-        """Whether the next group had better wait for its turn: trying at once has been in vain lately."""
-        if self._turns == 0:
-            return False
-        self._turns -= 1
-        return True
 
     def was_in_vain(self) -> None:
         if self.shared:
-            self._pause = min(TURNS_MAX, 2 * self._pause + 1)
-            self._turns = self._pause
+            self.at_once.was_in_vain()
 
     def met_others(self) -> None:
         self.shared, self._alone = True, 0
@@ -77,8 +100,8 @@ class Traffic:
         elif self.shared:
             self._alone += 1
             if self._alone > ALONE_MAX:
-                self.shared, self._alone, self._pause, self._turns = False, 0, 0, 0
+                self.shared, self._alone, self.at_once = False, 0, Restraint()
                 return False
         if at_once:
-            self._pause = 0
+            self.at_once.was_worth_it()
         return True
