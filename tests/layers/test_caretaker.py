@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 import holdfast
 from holdfast import ManualClock, Redaction, Retention, Space, Store
-from holdfast.engine import ChangeSet, cursor_at
+from holdfast.engine import Batch, ChangeSet, Entry, Put, cursor_at
 from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
 from holdfast.layers.collector import collect
 from holdfast.layers.records import LISTS, SETS
+from holdfast.layers.workflows.collecting import remove_execution
+from holdfast.layers.workflows.entries import execution_key, steps_prefix
 from holdfast.middleware.wrapper import Wrapper
 
 
@@ -169,3 +173,49 @@ async def test_a_feed_is_not_read_for_lists_where_there_are_none(store: Store, s
     await space.records.delete("b")
     assert await collect(Seen(store.engine), space.name) == 2
     assert len(watched) == 1
+
+
+@pytest.mark.parametrize("before", ["deleted", "replaced"])
+async def test_a_list_that_begins_while_the_one_before_is_collected_keeps_its_items(
+    store: Store, space: Space, before: str
+) -> None:
+    records = space.records
+    await records.append_to_list("a", 1, 2)
+    await records.delete("a")
+    if before == "replaced":
+        await records.append_to_list("a", 3)
+
+    class Overtaken(Wrapper):
+        """Somebody begins the list anew after the collector has read its record, and before it reads the items."""
+
+        done = False
+
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            entries = await self.inner.get(space, keys)
+            if keys == ["records/a"] and not self.done:
+                self.done = True
+                await records.delete("a")
+                await records.append_to_list("a", 4)
+            return entries
+
+    await collect(Overtaken(store.engine), space.name)
+    assert await records.list("a") == [4]
+    await collect(store.engine, space.name)
+    assert await records.list("a") == [4]
+    assert await count(space, LISTS.root) == 1
+
+
+async def test_an_execution_that_comes_back_while_it_is_collected_keeps_its_journal(store: Store, space: Space) -> None:
+    record, step = execution_key("e1"), steps_prefix("e1") + "a"
+    await store.engine.commit(space.name, Batch("holdfast", (Put(step, b"1"),)))
+
+    class Overtaken(Wrapper):
+        """It comes back after the collector has seen that it is gone."""
+
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            entries = await self.inner.get(space, keys)
+            await self.inner.commit(space, Batch("holdfast", (Put(record, b"{}"),)))
+            return entries
+
+    await remove_execution(Overtaken(store.engine), space.name, "e1")
+    assert None not in await store.engine.get(space.name, [record, step])

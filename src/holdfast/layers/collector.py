@@ -17,8 +17,20 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.codec import decode
-from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Change, Delete, Engine, cursor_at, cursor_revision
-from holdfast.errors import Compacted, Damaged, InvalidInput
+from holdfast.engine import (
+    OPERATIONS_MAX,
+    SYSTEM_ACTOR,
+    Absent,
+    Batch,
+    Change,
+    Delete,
+    Engine,
+    Entry,
+    VersionIs,
+    cursor_at,
+    cursor_revision,
+)
+from holdfast.errors import Compacted, Conflict, Damaged, InvalidInput
 from holdfast.keys import KEY_BYTES_MAX, Subspace, unescape
 from holdfast.layers.batch import LIST, RECORDS, SET
 from holdfast.layers.consumer import Consumer
@@ -67,24 +79,37 @@ async def _remove_dead(engine: Engine, space: str, subspace: Subspace, change: C
 
 
 async def _remove_except_current(engine: Engine, space: str, subspace: Subspace, name: str) -> int:
-    """Remove the items of all ids but the one the record holds now."""
-    prefix, after, removed = subspace.prefix(name), None, 0
+    """Remove the items of all ids but the one the record holds now.
+
+    A list of that name may begin at any moment: what is removed is so on condition that the record is still as it was read.
+    """
+    key, prefix, after, removed = RECORDS.root + name, subspace.prefix(name), None, 0
     if len(prefix.encode()) > KEY_BYTES_MAX:
         return 0  # no key can begin so
-    [root] = await engine.get(space, [RECORDS.root + name])
-    current = ""
-    if root is not None and _SUBSPACES.get(root.tag) is subspace:
-        with suppress(Damaged, InvalidInput):
-            current = subspace.prefix(name, decode(root.value, str))
+    [root] = await engine.get(space, [key])
     while True:
+        current = _current(root, subspace, name)
         page = await engine.scan(space, prefix, after=after, limit=OPERATIONS_MAX)
         dead = [entry.key for entry in page.entries if not current or not entry.key.startswith(current)]
         if dead:
-            await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(map(Delete, dead))))
+            unchanged = Absent(key) if root is None else VersionIs(key, root.version)
+            try:
+                await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(map(Delete, dead)), (unchanged,)))
+            except Conflict:
+                [root] = await engine.get(space, [key])
+                continue
             removed += len(dead)
         if not page.more:
             return removed
         after = page.entries[-1].key
+
+
+def _current(root: Entry | None, subspace: Subspace, name: str) -> str:
+    """What the keys of the items begin with that the record stands for now; empty when it stands for none."""
+    if root is not None and _SUBSPACES.get(root.tag) is subspace:
+        with suppress(Damaged, InvalidInput):
+            return subspace.prefix(name, decode(root.value, str))
+    return ""
 
 
 async def _collect_all(engine: Engine, space: str) -> int:

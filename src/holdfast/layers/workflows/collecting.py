@@ -7,8 +7,8 @@ the rest, and ends its references to blobs. Removing twice is harmless.
 from __future__ import annotations
 
 from holdfast.codec import decode
-from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Operation
-from holdfast.errors import Error
+from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Absent, Batch, Delete, Engine, Entry, Operation
+from holdfast.errors import Conflict, Error
 from holdfast.keys import Subspace
 from holdfast.layers.workflows.entries import (
     META,
@@ -31,16 +31,19 @@ async def remove_execution(engine: Engine, space: str, id: str) -> int:
     [entry] = await engine.get(space, [execution_key(id)])
     if entry is not None:
         return 0  # it was tried again, or started anew
-    removed = 0
+    removed, gone = 0, (Absent(execution_key(id)),)
     steps = steps_prefix(id)
-    for prefix in (steps, log_prefix(id), data_prefix(id), items_prefix(id), *mail_prefixes(id)):
-        while (page := await engine.scan(space, prefix, limit=OPERATIONS_MAX // 2)).entries:
-            operations: list[Operation] = [Delete(each.key) for each in page.entries]
-            if prefix == steps:
-                operations += [Delete(key) for each in page.entries if (key := _reference(each)) is not None]
-            await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(operations)))
-            removed += len(page.entries)
-    await engine.commit(space, Batch(SYSTEM_ACTOR, (Delete(inbox_key(id)), Delete(meta_key(id)))))
+    try:
+        for prefix in (steps, log_prefix(id), data_prefix(id), items_prefix(id), *mail_prefixes(id)):
+            while (page := await engine.scan(space, prefix, limit=OPERATIONS_MAX // 2)).entries:
+                operations: list[Operation] = [Delete(each.key) for each in page.entries]
+                if prefix == steps:
+                    operations += [Delete(key) for each in page.entries if (key := _reference(each)) is not None]
+                await engine.commit(space, Batch(SYSTEM_ACTOR, tuple(operations), gone))
+                removed += len(page.entries)
+        await engine.commit(space, Batch(SYSTEM_ACTOR, (Delete(inbox_key(id)), Delete(meta_key(id))), gone))
+    except Conflict:
+        return removed  # it came back meanwhile, out of its archive
     return removed + 2
 
 
