@@ -344,7 +344,9 @@ class Store:
         """Do the background work of every space now: sweep, collect, seal, prune."""
         for info in await self.engine.spaces():
             await self._caretaker.round(info.name)
-            if info.durability != "volatile":
+            if info.durability == "volatile":
+                await self._caretaker.collect(info.name)
+            else:
                 await self._caretaker.tidy(info.name)
 
     async def backup(self, target: str | Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import holdfast
 from holdfast import ManualClock, Redaction, Retention, Space, Store
-from holdfast.engine import Batch, ChangeSet, Entry, Put, cursor_at
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Put, cursor_at
+from holdfast.layers import caretaker
 from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
 from holdfast.layers.collector import collect
 from holdfast.layers.records import LISTS, SETS
@@ -219,3 +220,35 @@ async def test_an_execution_that_comes_back_while_it_is_collected_keeps_its_jour
 
     await remove_execution(Overtaken(store.engine), space.name, "e1")
     assert None not in await store.engine.get(space.name, [record, step])
+
+
+async def test_items_of_ended_lists_are_collected_in_a_volatile_space_too(store: Store, clock: ManualClock) -> None:
+    space = store.space("quick", durability="volatile")
+    for _ in range(2):
+        await space.records.append_to_list("deleted", *range(50))
+        await space.records.delete("deleted")
+        await space.records.add_to_set("expired", *range(50), ttl="10s")
+        clock.advance(PRUNE_MS / 1000)
+        await store._caretaker.round(space.name)
+        assert await count(space, LISTS.root) + await count(space, SETS.root) == 0
+    await space.records.append_to_list("deleted", 1)
+    await space.records.delete("deleted")
+    await store.tidy()
+    assert await count(space, LISTS.root) == 0
+
+
+@pytest.mark.parametrize("durability", ["sync", "volatile"])
+async def test_a_feed_that_grows_faster_than_a_round_forgets_is_forgotten_by_the_next_ones(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    monkeypatch.setattr(caretaker, "FORGET_MAX", 10)
+    space = store.space("busy", durability=durability)
+    for number in range(25):
+        await space.records.set("k", number)
+    await store._caretaker.round(space.name)
+    await space.audit.seal()
+    clock.advance("25h")
+    for _ in range(4):
+        await store._caretaker.round(space.name)
+        clock.advance("1s")
+    assert (await space.info()).feed_floor >= 25

@@ -38,7 +38,7 @@ LAST_ROUND_S: Final = 3.0
 """How long closing a store may take because of what is not sealed yet; it stays in the feed until it is."""
 PRUNE_MS: Final = 600_000
 FORGET_MAX: Final = 100_000
-"""Commits forgotten per round."""
+"""Commits forgotten per round; the next round goes on."""
 
 log = logging.getLogger("holdfast.caretaker")
 
@@ -109,11 +109,13 @@ class Caretaker:
         info, progress, now = found[0], self._spaces.setdefault(space, _Progress()), self._clock.now_ms()
         if info.next_expiry is not None and info.next_expiry <= now:
             await self._engine.commit(space, Batch(SYSTEM_ACTOR))
+        pruning = now - progress.pruned_at >= PRUNE_MS
         if info.durability == "volatile":
-            if now - progress.pruned_at >= PRUNE_MS:
+            if pruning:
                 progress.pruned_at = now
-                await self._forget(info, info.revision, now)
-                await collect_tasks(self._engine, space, now)
+                await self.collect(space)
+            if pruning or progress.forgets:
+                progress.forgets = await self._forget(info, info.revision, now)
             return
         if (
             info.revision != progress.revision
@@ -123,10 +125,12 @@ class Caretaker:
             await self.tidy(space, share=SEALING_SHARE)
             progress.sealed_at = now
             progress.revision = await self._revision(space)
-        if now - progress.pruned_at >= PRUNE_MS and await self._hold(space, progress):
+        if (pruning or progress.forgets) and await self._hold(space, progress):
             audit = self._audit_of(space)
+            progress.forgets = await self._forget(info, await audit.sealed_upto(), now)
+            if not pruning:
+                return
             progress.pruned_at = now
-            await self._forget(info, await audit.sealed_upto(), now)
             kept_ms = self._retention.ttl_ms("audit_logs")
             if kept_ms is not None:
                 await audit.prune(now - kept_ms)
@@ -148,18 +152,22 @@ class Caretaker:
     async def tidy(self, space: str, *, share: float = 1.0) -> None:
         """Collect and seal, now."""
         await learn(self._engine, self._redaction, self._retention)
-        await collect(self._engine, space)
-        await collect_tasks(self._engine, space, self._clock.now_ms())
+        await self.collect(space)
         await self._audit_of(space).seal(share=share)
 
-    async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> None:
-        """Forget the feed that is older than its retention, and not beyond what is sealed.
+    async def collect(self, space: str) -> None:
+        """Remove what lists, sets, executions and tasks left, now."""
+        await collect(self._engine, space)
+        await collect_tasks(self._engine, space, self._clock.now_ms())
+
+    async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> bool:
+        """Forget the feed that is older than its retention, and not beyond what is sealed; tells whether more is left to forget.
 
         Reads only what it is about to forget, and one commit more.
         """
         kept_ms = self._retention.ttl_ms("feed")
         if kept_ms is None:
-            return
+            return False
         upto, count = info.feed_floor, 0
         async for commit in self._engine.watch(info.name, cursor=cursor_at(upto), live=False):
             if commit.at >= now - kept_ms or commit.version > sealed or count >= FORGET_MAX:
@@ -167,6 +175,7 @@ class Caretaker:
             upto, count = commit.version, count + 1
         if upto > info.feed_floor:
             await self._engine.compact(info.name, upto)
+        return count >= FORGET_MAX
 
     async def _hold(self, space: str, progress: _Progress) -> bool:
         """Keep the lease, or take it if it is free; False when another process has it."""
@@ -194,4 +203,6 @@ class _Progress:
         self.revision = -1
         self.sealed_at = 0
         self.pruned_at = 0
+        self.forgets = False
+        """The last round left something to forget."""
         self.holds_lease = False

@@ -70,7 +70,8 @@ async def collect(engine: Engine, space: str) -> int:
         found = await engine.spaces(space)
         moved = cursor_at(found[0].revision) if found else cursor
     if moved != cursor:
-        await consumer.advance(moved)
+        with suppress(Conflict):  # another process has done the same
+            await consumer.advance(moved)
     return removed
 
 
