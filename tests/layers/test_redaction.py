@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import Redaction, Space
+import holdfast
+from holdfast import ManualClock, Redaction, Space
 from holdfast.codec import decode, encode
 
 TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
@@ -98,3 +99,24 @@ async def test_the_audit_shows_neither_secrets_nor_tokens_however_they_are_named
     page = await space._scope.engine.scan(space.name, "audit/")
     assert not any(word in entry.value for entry in page.entries for word in (b"p-1", b"p-2", b"p-3", b"bbbb"))
     assert await space.records.get("user") == kept
+
+
+async def test_the_audit_shows_no_secrets_of_lists_and_sets(url: str, clock: ManualClock) -> None:
+    async with holdfast.open(url, clock=clock, background=False) as store:
+        space = store.space("contoso", agent="market", audit_reads=True)
+        records = space.records
+        await records.append_to_list("vault/list", "s-1")
+        await records.append_to_list("service/pwd", "s-2")
+        await records.add_to_set("vault/set", "s-3", "s-4" * 100)
+        await records.add_to_set("api_keys", "s-5")
+        await records.add_to_set("users", {"name": "x", "password": "s-6"}, TOKEN, "plain")
+        await records.remove_from_set("api_keys", "s-5")
+        store._redaction.add((), ["vault/*"])
+        await space.audit.seal()
+        told = [record async for record in space.audit.records()]
+        assert not [record for record in told if "s-" in repr(record) or "bbbb" in repr(record)]
+        added = [record.key.split("/", 3)[3] for record in told if record.key.startswith("sets/users/")]
+        assert '{"name":"x","password":"[redacted]"}' in added
+        assert '"plain"' in added
+        store._redaction.add((), ["users"])
+        assert (await space.audit.verify()).problems == []

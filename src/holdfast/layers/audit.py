@@ -39,8 +39,11 @@ from holdfast.engine import (
     cursor_revision,
 )
 from holdfast.errors import Conflict, Damaged, InvalidInput
-from holdfast.keys import subspace_of
+from holdfast.identity import hidden
+from holdfast.keys import subspace_of, unescape
+from holdfast.layers.batch import RECORDS
 from holdfast.layers.consumer import Consumer
+from holdfast.layers.records import LISTS, SETS
 from holdfast.layers.redaction import REDACTED
 from holdfast.layers.scope import Scope
 from holdfast.middleware.audited_reads import NOTE_TTL_MS, NOTES, UNNOTED
@@ -315,7 +318,8 @@ class Audit:
     async def _compare_with_feed(self, pruned: int) -> tuple[list[str], int]:
         """What the feed still tells must be what was sealed; both are read in order, side by side.
 
-        Values are left out of the comparison: what counts as secret may have changed since, and the chain covers them.
+        Values, members of sets among them, are left out of the comparison: what counts as secret may have changed since, and
+        the chain covers them.
         """
         problems: list[str] = []
         unsealed = 0
@@ -362,28 +366,43 @@ class Audit:
         except Damaged:  # a client that bypassed the library wrote what is no JSON
             return {"sha256": hashlib.sha256(value).hexdigest()}
 
+    def _key(self, key: str) -> str:
+        """A key as it may be shown. That of a set's member has the member in it, which is a value like any other."""
+        if not key.startswith(SETS.root):
+            return hidden(key)
+        name, member, redaction = _name(key), _member(key), self._scope.redaction
+        if member and redaction.is_secret_key(name):
+            return _without_member(key) + REDACTED
+        if member[:1] in ("", "#"):
+            return hidden(key)
+        try:
+            return _without_member(key) + encode(redaction.read(name, member.encode())).decode()
+        except Damaged:  # no library made this key
+            return hidden(key)
+
     def _told(self, commit: ChangeSet) -> list[AuditRecord]:
         return [record for change in commit.changes if (record := self._record(commit, change)) is not None]
 
     def _record(self, commit: ChangeSet, change: Change) -> AuditRecord | None:
         if change.key.startswith(NOTES) and change.op == "push":
             note = decode(change.value, _Note)
+            key = self._key(note.key)
             return AuditRecord(
-                commit.version, commit.at, note.actor, note.operation, note.key, note.outcome, reason=note.reason
+                commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
             )
         if subspace_of(change.key) in UNNOTED:
             return None
         value: Any = None
         if change.value:
             is_hidden = change.key.startswith(HIDDEN)
-            value = REDACTED if is_hidden else self._shown(change.key.split("/", 1)[1], change.value)
+            value = REDACTED if is_hidden else self._shown(_name(change.key), change.value)
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
             commit.version,
             commit.at,
             commit.actor,
             change.op,
-            change.key,
+            self._key(change.key),
             outcome,
             commit.request_id,
             value,
@@ -392,7 +411,25 @@ class Audit:
 
 
 def _without_value(record: AuditRecord) -> AuditRecord:
-    return msgspec.structs.replace(record, value=None)
+    return msgspec.structs.replace(record, value=None, key=_without_member(hidden(record.key)))
+
+
+def _name(key: str) -> str:
+    """What an entry is named by its user, by which it is judged secret: for an item of a list or set the name of that."""
+    subspace, _, rest = key.partition("/")
+    if subspace in (LISTS.name, SETS.name):
+        rest = rest.partition("/")[0]
+    return rest if subspace == RECORDS.name else unescape(rest)
+
+
+def _member(key: str) -> str:
+    """The member of a set that its key tells; empty where it tells none."""
+    parts = SETS.split(key, 3)
+    return parts[2] if len(parts) == 3 else ""
+
+
+def _without_member(key: str) -> str:
+    return key.removesuffix(_member(key)) if key.startswith(SETS.root) else key
 
 
 def _sealed(segment: Segment) -> Segment:
