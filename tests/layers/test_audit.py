@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.codec import decode, encode
-from holdfast.engine import Batch, Delete, Put
-from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, pressed
+from holdfast.engine import Batch, ChangeSet, Delete, Page, Put
+from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, pressed
+from holdfast.middleware.wrapper import Wrapper
 
 
 async def all_records(space: Space, **filters: object) -> list[AuditRecord]:
@@ -263,3 +267,48 @@ def test_a_sealer_that_falls_behind_takes_a_larger_share() -> None:
         0.5,
     ]
     assert pressed(1, 0) == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["sealed", "pruned", "forgotten"])
+async def test_a_chain_that_grows_or_is_pruned_while_it_is_verified_is_sound(
+    store: Store, space: Space, clock: ManualClock, meanwhile: str
+) -> None:
+    for number in range(3):
+        await space.records.set("k", number)
+        await space.audit.seal()
+        clock.advance("1d")
+
+    class Busy(Wrapper):
+        """While the chain is read, at each page of it and at the feed, the store goes on with its work."""
+
+        left = 2
+
+        async def scan(self, space_: str, prefix: str, **how: Any) -> Page:
+            if meanwhile != "pruned":
+                page = await self.inner.scan(space_, prefix, **how)
+                await self._work()
+            else:
+                await self._work()
+                page = await self.inner.scan(space_, prefix, **how)
+            return page
+
+        async def watch(self, space_: str, *prefixes: str, **how: Any) -> AsyncIterator[ChangeSet]:
+            await self._work()
+            async for commit in self.inner.watch(space_, *prefixes, **how):
+                yield commit
+
+        async def _work(self) -> None:
+            if not self.left:
+                return
+            self.left -= 1
+            if meanwhile == "sealed":
+                await space.records.set("k", f"then {self.left}")
+                await space.audit.seal()
+            elif meanwhile == "pruned":
+                await space.audit.prune(clock.now_ms() - (2 + self.left) * 86_400_000 + 1)
+            else:
+                await self.inner.compact(space.name, 3 - self.left)
+
+    busy = Audit(msgspec.structs.replace(space._scope, engine=Busy(space._scope.engine)))
+    assert (await busy.verify()).problems == []
+    assert (await space.audit.verify()).problems == []

@@ -38,7 +38,7 @@ from holdfast.engine import (
     cursor_at,
     cursor_revision,
 )
-from holdfast.errors import Conflict, Damaged, InvalidInput
+from holdfast.errors import Compacted, Conflict, Damaged, InvalidInput
 from holdfast.identity import hidden
 from holdfast.keys import subspace_of, unescape
 from holdfast.layers.batch import RECORDS
@@ -287,13 +287,36 @@ class Audit:
 
         `expect` is a head hash noted earlier: it must still be part of the chain.
         """
-        anchor, head = Consumer(self._engine, self._space, ANCHOR), Consumer(self._engine, self._space, HEAD)
-        upto = cursor_revision(await anchor.load())
+        while True:
+            anchor, floor = Consumer(self._engine, self._space, ANCHOR), await self._floor()
+            await anchor.load()
+            pruned = anchor.version
+            try:
+                verification = await self._verified(anchor, expect)
+            except Compacted:
+                if floor == await self._floor():
+                    raise
+                continue  # the feed was forgotten while it was read
+            await anchor.load()
+            if anchor.version == pruned:  # otherwise the beginning was pruned while it was read
+                return verification
+
+    async def _verified(self, anchor: Consumer, expect: str | None) -> Verification:
+        """What a look at the chain finds, from the anchor to where the head stands as it begins: sealing goes on meanwhile."""
+        head = Consumer(self._engine, self._space, HEAD)
+        sealed = cursor_revision(await head.load())
+        goal = str(head.state.get("hash", GENESIS))
+        start = upto = cursor_revision(str(anchor.state.get("cursor", cursor_at(0))))
         previous = str(anchor.state.get("hash", GENESIS))
         problems: list[str] = []
         seen = {previous}
         segments = records = 0
         async for segment in self._segments():
+            if segment.upto > sealed:
+                sealed = cursor_revision(await head.load())
+                if segment.upto > sealed:  # nobody has sealed it
+                    goal = ""
+                break
             segments += 1
             records += len(segment.records)
             where = f"segment of versions {segment.after + 1} to {segment.upto}"
@@ -303,16 +326,13 @@ class Audit:
                 problems.append(f"the {where} was changed after it was sealed")
             previous, upto = segment.hash, segment.upto
             seen.add(previous)
-        await head.load()
-        if str(head.state.get("hash", GENESIS)) != previous:
+        if goal != previous:
             problems.append(
                 "the end of the chain does not match its head: the newest segments were removed or replaced"
             )
         if expect is not None and expect not in seen:
             problems.append(f"hash {expect} is not part of this chain")
-        differing, unsealed = await self._compare_with_feed(
-            cursor_revision(str(anchor.state.get("cursor", cursor_at(0))))
-        )
+        differing, unsealed = await self._compare_with_feed(start)
         return Verification(segments, records, upto, previous, problems + differing, unsealed)
 
     async def _compare_with_feed(self, pruned: int) -> tuple[list[str], int]:
