@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
-from holdfast import Conflict, InvalidInput, RecordTransaction, Space, at_least
+from holdfast import Conflict, InvalidInput, ManualClock, RecordTransaction, Space, at_least
+from holdfast.engine import Entry
+from holdfast.layers.records import Records
+from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
 
 
@@ -103,6 +107,22 @@ async def test_a_required_condition_that_fails_is_not_retried(space: Space) -> N
     assert runs == 1
 
 
+async def test_a_required_condition_that_fails_ends_the_transaction_although_its_key_was_read(space: Space) -> None:
+    runs = 0
+    await space.records.set("available", 0)
+
+    async def work(tx: RecordTransaction) -> None:
+        nonlocal runs
+        runs += 1
+        await tx.get("available")
+        tx.require(at_least("available", 1))
+        tx.increment("available", -1)
+
+    with pytest.raises(Conflict, match="at least 1"):
+        await space.transact(work)
+    assert runs == 1
+
+
 async def test_increments_alone_never_conflict(space: Space) -> None:
     runs = 0
 
@@ -148,6 +168,47 @@ async def test_lists_and_sets_take_part(space: Space) -> None:
     assert await space.records.members("s") == [1, 2]
 
 
+async def test_a_transaction_sees_the_sets_and_lists_it_made(space: Space, clock: ManualClock) -> None:
+    await space.records.add_to_set("old", 1, 2)
+
+    async def work(tx: RecordTransaction) -> list[object]:
+        await tx.add_to_set("s", 1, 2)
+        told: list[object] = [await tx.remove_from_set("s", 1, 3)]
+        tx.delete("old")
+        told.append(await tx.remove_from_set("old", 1))
+        tx.set("other", 5)
+        with pytest.raises(InvalidInput, match="not as a set"):
+            await tx.remove_from_set("other", 5)
+        await tx.append_to_list("l", 1, ttl="1s")
+        await tx.append_to_list("l", 2, ttl="1h")
+        with pytest.raises(InvalidInput, match="as a list"):
+            await tx.get("l")
+        tx.set("l2", await tx.exists("l"))
+        return told
+
+    assert await space.transact(work) == [1, 0]
+    assert await space.records.members("s") == [2]
+    assert not await space.records.exists("old")
+    clock.advance("30m")
+    assert await space.records.list("l") == [1, 2]
+
+
+async def test_what_a_transaction_appends_at_once_is_one_list(space: Space) -> None:
+    class Slow(Wrapper):
+        """As an engine on another machine is."""
+
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            await asyncio.sleep(0)
+            return await self.inner.get(space, keys)
+
+    async def work(tx: RecordTransaction) -> None:
+        await asyncio.gather(tx.append_to_list("l", 1), tx.append_to_list("l", 2), tx.add_to_set("s", 1))
+
+    slow = Records(msgspec.structs.replace(space._scope, engine=Slow(space._scope.engine)))
+    await slow.transact(work)
+    assert await space.records.list("l") == [1, 2]
+
+
 async def test_a_record_written_in_a_transaction_is_no_list_in_it(space: Space) -> None:
     async def work(tx: RecordTransaction) -> None:
         tx.set("k", 1)
@@ -168,6 +229,11 @@ async def test_what_is_written_to_a_transaction_that_is_over_is_refused(space: S
     for late in (lambda: kept[0].set("noted", True), lambda: kept[0].delete("paid"), lambda: kept[0].increment("n")):
         with pytest.raises(InvalidInput, match="is over"):
             late()
+    for call in (kept[0].append_to_list("l", 1), kept[0].add_to_set("s", 1)):
+        with pytest.raises(InvalidInput, match="is over"):
+            await call
+    with pytest.raises(InvalidInput, match="is over"):
+        kept[0].require(at_least("n", 1))
     assert await space.records.get_many(["paid", "noted", "n"]) == {"paid": True}
 
 

@@ -347,6 +347,8 @@ class RecordTransaction:
         value = await self._transaction.value(name)
         if value is None:
             return default
+        if name in self._made:
+            raise InvalidInput(f"{key!r} was made by this transaction as a {self._made[name]}, which is no value")
         entry = self._transaction._read.get(name)
         if entry is not None and entry.value is value and entry.tag:
             _refuse_collection(entry)
@@ -364,17 +366,21 @@ class RecordTransaction:
     def set(
         self, key: str, value: Any, *, ttl: Duration | None = None, type: str | None = None, state: str | None = None
     ) -> None:
-        self._transaction.put(Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state)))
+        name = record_key(key)
+        self._transaction.put(Put(name, encode(value), optional_ms(ttl), type_tag(type, state)))
+        self._made.pop(name, None)
 
     def delete(self, key: str) -> None:
-        self._transaction.delete(record_key(key))
+        name = record_key(key)
+        self._transaction.delete(name)
+        self._made.pop(name, None)
 
     def increment(self, key: str, delta: int = 1, *, ttl: Duration | None = None) -> None:
         self._transaction.increment(Increment(record_key(key), delta, optional_ms(ttl)))
 
     def require(self, *conditions: Condition) -> None:
         """Further conditions of the commit, such as `at_least("available", 1)`; one that fails ends the transaction."""
-        self._transaction.conditions.extend(conditions)
+        self._transaction.require(*conditions)
 
     async def append_to_list(self, key: str, *values: Any, ttl: Duration | None = None) -> None:
         prefix = await self._collection(LISTS, LIST, key, values, ttl)
@@ -386,10 +392,8 @@ class RecordTransaction:
 
     async def remove_from_set(self, key: str, *members: Any) -> int:
         _check_count(members)
-        [root] = await self._transaction.read(record_key(key))
-        if root is None:
-            return 0
-        return await self._change_members(SETS.prefix(key, collection_id(root, SET)), members, adding=False)
+        id = await self._id(SET, key)
+        return 0 if id is None else await self._change_members(SETS.prefix(key, decode(id)), members, adding=False)
 
     async def _change_members(self, prefix: str, members: tuple[Any, ...], *, adding: bool) -> int:
         wanted = {prefix + member_name(value): value for value in map(encode, members)}
@@ -410,21 +414,29 @@ class RecordTransaction:
         """The prefix of a list's or set's entries; makes the record that stands for it if there is none."""
         _check_count(values)
         name, ttl_ms = record_key(key), optional_ms(ttl)
-        id = await self._transaction.value(name)
+        id = await self._id(kind, key)
+        self._transaction.check_open()
         if id is None:
             id = encode(new_id())
             self._transaction.put(Put(name, id, ttl_ms, kind))
             self._made[name] = kind
-        elif name in self._transaction._written:
-            if self._made.get(name) != kind:
-                raise InvalidInput(f"{key!r} was written by this transaction, and not as a {kind}")
-        else:
-            [root] = await self._transaction.read(name)
-            if root is not None:
-                collection_id(root, kind)
-            if ttl_ms is not None:
-                self._transaction.operations.append(Touch(name, ttl_ms))
+        elif ttl_ms is not None:
+            self._transaction.operations.append(Touch(name, ttl_ms))
         return subspace.prefix(key, decode(id))
+
+    async def _id(self, kind: str, key: str) -> bytes | None:
+        """The id of the list or set as this transaction sees it; None when there is none."""
+        name, written = record_key(key), self._transaction._written
+        if name not in written:
+            [root] = await self._transaction.read(name)
+            if name not in written:  # somebody else may have used this transaction meanwhile
+                if root is not None:
+                    collection_id(root, kind)
+                return None if root is None else root.value
+        id = written[name]
+        if id is not None and self._made.get(name) != kind:
+            raise InvalidInput(f"{key!r} was written by this transaction, and not as a {kind}")
+        return id
 
 
 def member_name(value: bytes) -> str:

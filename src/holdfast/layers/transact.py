@@ -15,7 +15,20 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from holdfast.codec import integer
-from holdfast.engine import Absent, Condition, Delete, Entry, Increment, Operation, Put, Receipt, VersionIs
+from holdfast.engine import (
+    Absent,
+    AtLeast,
+    Condition,
+    Delete,
+    Entry,
+    Increment,
+    Operation,
+    Present,
+    Put,
+    Receipt,
+    ValueIs,
+    VersionIs,
+)
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import shown
 from holdfast.layers.scope import Scope
@@ -23,6 +36,9 @@ from holdfast.layers.scope import Scope
 ATTEMPTS_MAX: Final = 100
 PAUSE_S_MAX: Final = 0.1
 PAUSE_S_FIRST: Final = 0.001
+
+_CALLED: Final[dict[type, str]] = {AtLeast: "at_least", Present: "present", ValueIs: "value"}
+"""What a refusal calls the conditions that no read makes."""
 
 T = TypeVar("T")
 
@@ -39,6 +55,7 @@ class Transaction:
         self._read: dict[str, Entry | None] = {}
         self._written: dict[str, bytes | None] = {}
         self._added: dict[str, int] = {}
+        self._required: set[tuple[str, str]] = set()
         self._over = False
 
     async def read(self, *keys: str) -> list[Entry | None]:
@@ -66,23 +83,33 @@ class Transaction:
         return b"%d" % (number + added)
 
     def put(self, op: Put) -> None:
-        self._check_open()
+        self.check_open()
         self.operations.append(op)
         self._written[op.key] = op.value
         self._added.pop(op.key, None)
 
     def delete(self, key: str) -> None:
-        self._check_open()
+        self.check_open()
         self.operations.append(Delete(key))
         self._written[key] = None
         self._added.pop(key, None)
 
     def increment(self, op: Increment) -> None:
-        self._check_open()
+        self.check_open()
         self.operations.append(op)
         self._added[op.key] = self._added.get(op.key, 0) + op.delta
 
-    def _check_open(self) -> None:
+    def require(self, *conditions: Condition) -> None:
+        """Further conditions; one that fails ends the transaction, also where its key was read."""
+        self.check_open()
+        self.conditions.extend(conditions)
+        self._required.update((each.key, _CALLED[type(each)]) for each in conditions if type(each) in _CALLED)  # type: ignore[union-attr]
+
+    def may_pass(self, conflict: Conflict) -> bool:
+        """Whether a refusal is because something changed that was read, so that another attempt may go well."""
+        return conflict.key in self._read and (conflict.key, conflict.condition) not in self._required
+
+    def check_open(self) -> None:
         if self._over:
             raise InvalidInput(
                 "this transaction is over, and what is written to it now would be lost; write before its function returns"
@@ -108,7 +135,7 @@ async def transact(
         try:
             await transaction.commit()
         except Conflict as conflict:
-            if attempts <= 0 or conflict.key not in transaction._read:
+            if attempts <= 0 or not transaction.may_pass(conflict):
                 raise
             import random  # only who meets another needs it
 
