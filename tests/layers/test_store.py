@@ -154,3 +154,21 @@ async def test_a_store_that_was_awaited_may_be_entered_once(tmp_path: Path) -> N
             await store.__aenter__()
     with pytest.raises(Unavailable):
         store.engine  # noqa: B018 - it is closed
+
+
+async def test_whoever_waits_when_the_store_is_closed_is_told(url: str) -> None:
+    store = await holdfast.open(url, background=False)
+    boss, space = store.space("contoso", agent="boss"), store.space("contoso", agent="market")
+    correlation = await boss.correlation("c1", expect=["market"])
+    await boss.lock("portfolio").__aenter__()
+    waits = [
+        asyncio.ensure_future(space.lock("portfolio", wait=None).__aenter__()),
+        asyncio.ensure_future(correlation.decision(wait=None)),
+    ]
+    while not [held for held in await boss.locks.list() if held.waiters]:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    await store.close()
+    for outcome in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 10):
+        assert isinstance(outcome, Unavailable)
+        assert "closed" in str(outcome)

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine, cursor_at
-from holdfast.errors import Compacted, Error
+from holdfast.errors import Compacted, Error, Unavailable
 
 RETRY_MS: Final = 100
 """After the feed could not be followed."""
@@ -36,6 +36,17 @@ class Listener(asyncio.Event):
         self._shown = self.read = 0
         self.missed_nothing = False
         """Whether the feed will show all that comes after what the one who waits knows."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing more will be told: who waits finds out as soon as they want to wait again."""
+        self._closed = True
+        self.set()
+
+    def clear(self) -> None:
+        if self._closed:
+            raise Unavailable("the store was closed while this was waited for; open it again")
+        super().clear()
 
     def show(self, value: bytes | None, version: int = 0) -> None:
         """The entry was changed; to this, if it is known."""
@@ -108,6 +119,13 @@ class Awaiting:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+    def close(self) -> None:
+        """Stop for ever; whoever still waits is told."""
+        self.stop()
+        for events in self._events.values():
+            for event in events:
+                event.close()
 
     async def _now(self) -> int:
         found = await self._engine.spaces(self._space)

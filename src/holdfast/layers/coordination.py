@@ -70,7 +70,7 @@ class Coordination:
                 await part.close()
         finally:
             for awaited in self._awaited.values():
-                awaited.stop()
+                awaited.close()
             for lines in self._lines.values():
-                lines.stop()
+                lines.close()
             await self.leases.close()

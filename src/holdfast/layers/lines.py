@@ -169,6 +169,7 @@ class Lines:
         self._changed = asyncio.Event()
         self._look_at = 0
         """When lines are looked at next."""
+        self.closed = False
 
     def follows(self, prefix: str) -> bool:
         """Whether this line is known, and what changes in it will be heard of."""
@@ -215,6 +216,14 @@ class Lines:
         for task in self._tasks:
             task.cancel()
         self._tasks = []
+
+    def close(self) -> None:
+        """Stop for ever, and wake whoever still stands in a line: their turn will not come."""
+        self.closed = True
+        self.stop()
+        for line in self._lines.values():
+            for turn in line.turns.values():
+                turn.set()
 
     async def _start(self) -> None:
         """Follow the feed from here on."""

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
 from holdfast.engine import SCAN_MAX, Absent, Delete, Empty, Entry, Present, Push, Put, Touch
-from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError
+from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, Unavailable
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Lease
@@ -244,6 +244,8 @@ class Wanted:
         async with lines.standing(self._prefix, lease.key, self.size, news):
             if not await sleep_or(self.scope.clock, deadline, news):
                 raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
+        if lines.closed:
+            raise Unavailable(f"the store was closed while {self.called} was waited for; it is not held")
         return not lease.lost.is_set()
 
     async def _take_over(self, lease: Lease, token: int, deadline: int | None) -> Guard | None:
