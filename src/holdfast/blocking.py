@@ -11,12 +11,16 @@ A function given to `transact` is an ordinary function; it runs in a thread of i
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
 
 from holdfast import store as _store
 from holdfast.errors import InvalidInput, Unavailable
@@ -65,16 +69,38 @@ class _Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._process = os.getpid()
+        self._closed = False
+        self._closing = threading.RLock()  # the garbage collector may call in here at any moment
+        self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-blocking", daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the work. What still waits when the store is closed is ended, with Unavailable."""
         if os.getpid() != self._process:  # the loop's thread is the parent's, and nobody would answer
             work.close()
             raise Unavailable("this store was opened before a fork; open it again in the child process")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidInput(
+                "a blocking store was used by a function that the store itself has called, on its own event loop, and would wait "
+                "for itself for ever; do this in a thread, or before or after"
+            )
+        with self._closing:
+            if self._closed:
+                work.close()
+                raise Unavailable("the store is closed; open it again")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            if not self._closed:
+                raise
+            raise Unavailable("the store was closed while this call waited; whether it was done is not known") from None
         except BaseException:
             future.cancel()
             raise
@@ -85,23 +111,48 @@ class _Loop:
         async def step() -> Any:
             return await anext(items, end)
 
-        async def finish() -> None:
-            if inspect.isasyncgen(items):
-                await items.aclose()
-
         try:
             while (item := self.run(step())) is not end:
                 yield item
         finally:
-            if not self._loop.is_closed():
+            if inspect.isasyncgen(items):
+                self._finish(items)
+
+    def _finish(self, items: AsyncGenerator[T, Never]) -> None:
+        """End an iteration. Whoever left it may be the garbage collector: in any thread, after a fork, or as Python ends."""
+
+        async def finish() -> None:
+            await items.aclose()
+
+        if self._closed or os.getpid() != self._process or sys.is_finalizing():
+            return
+        if threading.current_thread() is self._thread:
+            task = self._loop.create_task(finish())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        else:
+            with suppress(Unavailable):
                 self.run(finish())
 
     def close(self) -> None:
-        self.run(self._loop.shutdown_asyncgens())
-        self.run(self._loop.shutdown_default_executor())
+        """End what still waits, and the loop."""
+        with self._closing:
+            if self._closed or os.getpid() != self._process:
+                return
+            self._closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ending.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
 
 
 class Blocking:
@@ -140,7 +191,7 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_thread(self: Blocking, work: Callable[[Any], T]) -> Callable[[Any], Coroutine[Any, Any, T]]:
     async def run(tx: Any) -> T:
-        answer = await asyncio.to_thread(work, self._wrap(tx))
+        answer = await _threaded(work, self._wrap(tx))
         if inspect.isawaitable(answer):
             if inspect.iscoroutine(answer):
                 answer.close()
@@ -151,6 +202,31 @@ def _in_thread(self: Blocking, work: Callable[[Any], T]) -> Callable[[Any], Coro
         return answer
 
     return run
+
+
+async def _threaded(work: Callable[[Any], T], tx: Any) -> T:
+    """Call it in a thread of its own: in a pool, those that wait for the store would take the threads the store needs."""
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+    def tell(answer: T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((answer, error))
+
+    def call() -> None:
+        outcome: tuple[T | None, BaseException | None]
+        try:
+            outcome = context.run(work, tx), None
+        except BaseException as exc:
+            outcome = None, exc
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=call, name="holdfast-transact", daemon=True).start()
+    answer, error = await done
+    if error is not None:
+        raise error
+    return cast(T, answer)
 
 
 def _enter(self: Blocking) -> Any:
@@ -223,7 +299,9 @@ class Store(_blocking(_store.Store, ("url",))):  # type: ignore[misc]
     """An open store. Made by `holdfast.blocking.open`; a context manager that closes it."""
 
     def close(self) -> None:
-        """Close the store and end its loop."""
+        """Close the store and end its loop; calls that still wait end with Unavailable. Closing again does nothing."""
+        if self._loop.closed:
+            return
         try:
             self._loop.run(self._inner.close())
         finally:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -173,3 +176,95 @@ def test_a_store_that_was_opened_before_a_fork_refuses_to_work_in_the_child(tmp_
         os.close(read)
         assert b"opened before a fork" in told
         assert records.get("cash") == 1
+
+
+def all_end(threads: list[threading.Thread]) -> bool:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_any_number_of_transactions_may_use_the_store_at_once(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        space, together = store.space("contoso"), threading.Barrier(40)
+
+        def move(number: int) -> None:
+            def work(tx: Any) -> None:
+                together.wait(10)
+                space.blobs.put(b"%d" % number)
+                space.transact(lambda inner: inner.increment("inner"))
+                tx.increment("outer")
+
+            space.transact(work)
+
+        assert all_end([threading.Thread(target=move, args=(number,), daemon=True) for number in range(40)])
+        assert space.records.get_many(["inner", "outer"]) == {"inner": 40, "outer": 40}
+
+
+def test_a_store_that_is_closed_says_so_and_may_be_closed_again(tmp_path: Path) -> None:
+    store = blocking.open(str(tmp_path / "team.db"))
+    records, watch = store.space("contoso").records, store.space("contoso").watch()
+    store.close()
+    for call in (lambda: records.set("a", 1), lambda: list(records.scan()), lambda: next(watch)):
+        with pytest.raises(Unavailable, match="is closed"):
+            call()
+    store.close()
+
+
+def test_a_call_that_waits_when_the_store_is_closed_ends(tmp_path: Path) -> None:
+    store = blocking.open(str(tmp_path / "team.db"), background=False)
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            with store.space("contoso", agent="other").lock("portfolio", wait=None):
+                told.append("held")
+        except Unavailable as exc:
+            told.append(str(exc))
+
+    store.space("contoso").lock("portfolio").__enter__()
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while not [held for held in store.space("contoso").locks.list() if held.waiters]:
+        pass
+    store.close()
+    waiting.join(10)
+    assert len(told) == 1
+    assert "closed" in told[0]
+
+
+def test_a_watch_that_nobody_holds_ends_in_whichever_thread_finds_it(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        space = store.space("contoso")
+        space.records.set("a", 1)
+        circle: list[Any] = [space.watch(cursor="r0")]
+        circle.append(circle)
+        next(circle[0])
+        del circle
+
+        async def collect() -> None:
+            gc.collect()
+
+        collecting = threading.Thread(target=lambda: store._loop.run(collect()), daemon=True)
+        assert all_end([collecting])
+
+
+def test_a_function_that_the_store_calls_is_told_that_it_cannot_wait_for_it(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        records = store.space("contoso").records
+
+        async def called() -> None:
+            records.set("a", 1)
+
+        with pytest.raises(InvalidInput, match="would wait for itself"):
+            store._loop.run(called())
+
+
+def test_a_program_ends_although_a_watch_and_its_store_were_left_open() -> None:
+    program = (
+        "from holdfast import blocking; space = blocking.open('memory:').space('contoso'); space.records.set('a', 1);"
+        "watch = space.watch(cursor='r0'); next(watch)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
