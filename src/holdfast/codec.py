@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -31,14 +33,44 @@ _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 def _encode_foreign(value: Any) -> Any:
     if hasattr(value, "model_dump") and hasattr(type(value), "model_validate"):  # pydantic, without importing it
-        return value.model_dump(mode="json")
+        dumped, kind = value.model_dump(mode="json"), cast(Any, type(value))
+        if _has_secrets(kind) and any(item == _MASKED for item in _within(dumped)):
+            raise TypeError(
+                f"{kind.__name__} has a secret, of which pydantic shows asterisks only; give it a field_serializer, "
+                "or make it str"
+            )
+        return dumped
     raise TypeError(f"objects of type {type(value).__name__} cannot be stored")
 
 
 def _decode_foreign(type_: type, value: Any) -> Any:
-    if hasattr(type_, "model_validate"):
-        return type_.model_validate(value)
+    if hasattr(type_, "model_validate_json"):
+        return _read_model(type_, _encode(value))  # as JSON: a strict model takes a datetime as text from there alone
     raise TypeError(f"values cannot be read as {type_.__name__}")
+
+
+def _read_model(type_: Any, data: bytes) -> Any:
+    """A pydantic model. It is kept by the names of its fields; others may have written its aliases."""
+    if _reads_names(type_):
+        return type_.model_validate_json(data, by_alias=True, by_name=True)
+    return type_.model_validate_json(data)
+
+
+@lru_cache(maxsize=1024)
+def _reads_names(type_: Any) -> bool:
+    """Whether this pydantic can be told to, which it can since 2.11."""
+    import inspect
+
+    return "by_name" in inspect.signature(type_.model_validate_json).parameters
+
+
+@lru_cache(maxsize=1024)
+def _has_secrets(type_: Any) -> bool:
+    return "Secret" in repr(getattr(type_, "__pydantic_core_schema__", ""))
+
+
+_MASKED: Final = "**********"
+"""What pydantic shows of a secret."""
 
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted").encode
@@ -79,6 +111,8 @@ def _may_have_nan(value: Any) -> bool:
 
 
 def _refuse_nan(value: Any) -> None:
+    with suppress(TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        value = msgspec.msgpack.decode(_pack(value))  # plain, whatever it was made of
     for item in _within(value):
         if isinstance(item, float) and not math.isfinite(item):
             raise InvalidInput(f"the value contains {item!r}: JSON has no such number")
@@ -129,7 +163,7 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         # Our own structs come by the dozen, and to ask a class for what it has not is dear: it makes an error to throw away.
         read_pydantic = None if type(as_type) is _Struct else getattr(as_type, "model_validate_json", None)
         if read_pydantic is not None:
-            return cast(T, read_pydantic(bytes(data)))
+            return cast(T, _read_model(as_type, bytes(data)))
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as exc:
         name = getattr(as_type, "__name__", str(as_type))

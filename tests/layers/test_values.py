@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any, TypedDict
 from uuid import UUID
 
@@ -58,6 +59,33 @@ class Portfolios:
     by_number: dict[int, Portfolio]
 
 
+class Feed(pydantic.BaseModel):
+    url: str = pydantic.Field(alias="sourceUrl")
+    every: int = pydantic.Field(validation_alias="interval", serialization_alias="intervalSeconds")
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    at: datetime
+    id: UUID
+
+
+class Level(Enum):
+    UNKNOWN = math.nan
+
+
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
+
+
+class Shown(Login):
+    @pydantic.field_serializer("password")
+    def _reveal(self, password: pydantic.SecretStr) -> str:
+        return password.get_secret_value()
+
+
 ORDER = Order(1, [Leg("MSFT", 5)], datetime(2026, 1, 2, tzinfo=UTC))
 PORTFOLIO = Portfolio(owner="x", cash=Decimal("10.50"), id=UUID(int=7))
 
@@ -71,6 +99,10 @@ PORTFOLIO = Portfolio(owner="x", cash=Decimal("10.50"), id=UUID(int=7))
         (PORTFOLIO, Portfolio),
         (Mixed(PORTFOLIO, Signal("risk")), Mixed),
         ([ORDER, ORDER], list[Order]),
+        (Feed(sourceUrl="a", interval=5), Feed),
+        ([Feed(sourceUrl="a", interval=5)], list[Feed]),
+        ([Strict(at=datetime(2026, 1, 2), id=UUID(int=7))], list[Strict]),
+        (Shown(user="x", password=pydantic.SecretStr("p")), Shown),
         (b"bytes", bytes),
         (datetime(2026, 1, 2, tzinfo=UTC), datetime),
     ],
@@ -120,6 +152,8 @@ def nested(depth: int) -> list[Any]:
         ({"a": [{"b": {(1, 2): 3}}]}, r"\(1, 2\) is no key for an object"),
         ([Portfolios({7: PORTFOLIO}), Portfolios({})], "7 is no key for an object"),
         (nested(100_000), "nested too deeply"),
+        ([Level.UNKNOWN], "JSON has no such number"),
+        ({"logins": [Login(user="x", password=pydantic.SecretStr("p"))]}, "Login has a secret"),
     ],
     ids=[
         "nan",
@@ -135,6 +169,8 @@ def nested(depth: int) -> list[Any]:
         "tuple-key",
         "dataclass-key",
         "deep",
+        "enum-nan",
+        "masked",
     ],
 )
 async def test_what_json_cannot_say_is_refused_and_nothing_changes(space: Space, value: Any, why: str) -> None:
@@ -144,6 +180,10 @@ async def test_what_json_cannot_say_is_refused_and_nothing_changes(space: Space,
         with pytest.raises(InvalidInput, match=why):
             await write("k2", value)
     assert await everything(space) == before
+
+
+def test_a_model_that_was_written_by_its_aliases_is_read_too() -> None:
+    assert decode(b'{"sourceUrl":"a","interval":5}', Feed) == Feed(sourceUrl="a", interval=5)
 
 
 async def test_a_value_that_contains_itself_is_refused(space: Space) -> None:
