@@ -59,6 +59,9 @@ SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
 """Writes of a group that are looked through one by one; of more there is an order."""
 
+ID_MS_MAX: Final = 1 << 42
+"""The year 2109: whatever claims to be of later was written by a clock that is wrong."""
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -514,6 +517,12 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
             elif type(op) is not Push:
                 keys.add(op.key)  # type: ignore[union-attr]
     return keys
+
+
+def ids_upto(entries: Iterable[Entry]) -> int:
+    """The last id that can have been assigned when the latest of these entries was written, by the clock that was there."""
+    latest = max((entry.updated_at for entry in entries if entry.updated_at < ID_MS_MAX), default=-1)
+    return (latest + 1 << ID_SHIFT) - 1
 
 
 def refusal(condition: Condition, entry: Entry | None) -> Conflict:

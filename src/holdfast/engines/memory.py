@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from itertools import islice
 from typing import Final
 
@@ -35,7 +35,7 @@ from holdfast.engine import (
     check_keys,
     check_scan,
 )
-from holdfast.engines.evaluation import Group, Stored, size_of
+from holdfast.engines.evaluation import Group, Stored, ids_upto, size_of
 from holdfast.engines.feed import follow
 from holdfast.errors import Compacted, InvalidInput, Unavailable
 from holdfast.keys import prefix_end, subspace_of
@@ -268,8 +268,9 @@ class Space:
         if group.commits:
             self.time = group.now
 
-    def load(self, entries: Iterable[Entry]) -> None:
+    def load(self, entries: Collection[Entry]) -> None:
         """Entries exactly as given, over those that are there."""
+        self.last_id = max(self.last_id, ids_upto(entries))
         for entry in entries:
             old = self.entries.get(entry.key)
             if old is not None:

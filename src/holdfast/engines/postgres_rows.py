@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.engine import ID_SHIFT, Batch, Change, ChangeSet, Entry, Receipt, Touch
-from holdfast.engines.evaluation import Group, Stored
+from holdfast.engines.evaluation import Group, Stored, ids_upto
 from holdfast.engines.postgres_functions import CHANGED, DONE, REBASED
 from holdfast.engines.postgres_link import (
     FALSE,
@@ -369,7 +369,7 @@ def load_call(
         TRUE if state.durability == "async" and not state.dropped else FALSE,
         *(TRUE, FALSE, None, FALSE),
         int8(revision),
-        int8(state.last_id),
+        int8(max(state.last_id, ids_upto(entries))),
         int8(0),
         TRUE,
         NOTHING,

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Durability, Entry, SpaceInfo, Usage
-from holdfast.engines.evaluation import Group, Stored, keys_of, size_of
+from holdfast.engines.evaluation import Group, Stored, ids_upto, keys_of, size_of
 from holdfast.engines.sqlite_file import REVISION_MAX, VALUE, VALUE_INLINE_MAX, feed_id
 from holdfast.errors import InvalidInput
 from holdfast.ids import is_generated
@@ -437,7 +437,7 @@ class Writer:
         reached, time, last_id = head_of(self.execute, space)
         self.execute("DELETE FROM requests WHERE space = ?", (space,))
         self._clear_feed(space)
-        self._head(space, max(reached, revision), time, last_id, [])
+        self._head(space, max(reached, revision), time, max(last_id, ids_upto(entries)), [])
         self.execute("UPDATE spaces SET floor = ? WHERE id = ?", (max(reached, revision), space))
 
     def compact(self, space: int, upto: int) -> bool:

@@ -5,7 +5,8 @@
 --       (',async,volatile,'), revision, then key, expiry or '', entry; and again
 
 local META = KEYS[8]
-local known = redis.call('HMGET', META, 'layout', 'time', 'dropped', 'revision', 'durability')
+local ID_MS_MAX = 4398046511104 -- 2^42
+local known = redis.call('HMGET', META, 'layout', 'time', 'dropped', 'revision', 'durability', 'last_id')
 local refused = foreign(known[1])
 if refused then
   return refused
@@ -28,7 +29,7 @@ for i = 7, #ARGV, 3 do
     expiring[#expiring + 1] = key
   end
 end
-local charged, members = {}, {}
+local charged, members, latest = {}, {}, -1
 local replaced = fetch(KEYS[1], keys)
 for i, key in ipairs(keys) do
   if replaced[i] then
@@ -37,6 +38,10 @@ for i, key in ipairs(keys) do
   end
   local new = parse(entries[2 * i])
   charge(charged, key, new.owner, 1, #key + new.size)
+  local updated = tonumber(new.updated)
+  if updated > latest and updated < ID_MS_MAX then
+    latest = updated
+  end
   members[2 * i - 1], members[2 * i] = '0', key
 end
 
@@ -49,6 +54,9 @@ if not alive then
 end
 if not known[1] then
   redis.call('HSET', META, 'time', '0', 'server', ARGV[2], 'replicated', ARGV[4])
+end
+if latest >= tonumber(string.match(known[6] or '0', '^%d+')) then -- the last id there can be of that time
+  redis.call('HSET', META, 'last_id', text(latest) .. '-1048575')
 end
 each('HSET', KEYS[1], entries, 2)
 each('ZADD', KEYS[2], members, 2)

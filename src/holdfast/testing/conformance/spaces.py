@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.engine import (
     DURABILITIES,
+    ID_DIGITS,
+    ID_SHIFT,
     Absent,
     Delete,
     Durability,
@@ -228,6 +231,19 @@ class TestSpaces:
         await subject.engine.load(SPACE, [Entry("a/k", b"1", 1, BOB, 1, 1)], 1)
         assert await subject.revision() == receipts[-1].version
         assert (await subject.commit(Put("a/k", b"2"))).version > receipts[-1].version
+
+    @pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
+    async def test_what_is_pushed_after_a_load_comes_behind_what_was_loaded(
+        self, subject: Subject, ahead_ms: int
+    ) -> None:
+        """Also if it is loaded in the same millisecond, or was written by a clock that is ahead."""
+        receipt = await subject.commit(Push("q/", b"1"), Push("q/", b"2"))
+        first, second = await subject.entries()
+        id, at = int(second.key.removeprefix("q/")) + (ahead_ms << ID_SHIFT), second.updated_at + ahead_ms
+        second = msgspec.structs.replace(second, key=f"q/{id:0{ID_DIGITS}d}", updated_at=at)
+        await subject.engine.load(ELSEWHERE, [first, second], receipt.version)
+        pushed = await subject.commit(Push("q/", b"3"), space=ELSEWHERE)
+        assert await subject.keys(space=ELSEWHERE) == [first.key, second.key, pushed.results[0]]
 
     async def test_an_inspection_has_something_to_say(self, subject: Subject) -> None:
         findings = await subject.engine.inspect()
