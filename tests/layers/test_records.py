@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast import (
@@ -22,6 +23,7 @@ from holdfast import (
     value_is,
     version_is,
 )
+from holdfast.layers.records import Records
 from tests.layers.conftest import everything
 
 
@@ -275,3 +277,13 @@ async def test_spaces_do_not_see_each_other(store: Store, space: Space) -> None:
     assert await other.records.get("k") is None
     assert await other.records.keys() == []
     assert await other.records.list("l") == []
+
+
+@pytest.mark.parametrize("off", [-30_000, 30_000])
+async def test_the_size_goes_by_the_clock_of_the_store(space: Space, clock: ManualClock, off: int) -> None:
+    await space.records.set("kept", 1)
+    await space.records.set("a", 1, ttl="10s")
+    here = Records(msgspec.structs.replace(space._scope, clock=ManualClock(clock.now_ms() + off)))
+    assert await asyncio.wait_for(here.size(), 10) == 2
+    clock.advance("11s")
+    assert await asyncio.wait_for(here.size(), 10) == 1

@@ -54,6 +54,8 @@ MEMBER_BYTES_MAX: Final = 256
 ITEMS_MAX: Final = 100
 """Items or members written by one call."""
 GET_MANY_MAX: Final = 10_000
+SKEW_MS_MAX: Final = 60_000
+"""By how much a server's clock may be ahead of ours, for a count to leave out what has expired there."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -183,10 +185,17 @@ class Records:
             found = await self._engine.spaces(self._space)
             if not found:
                 return 0
-            due = found[0].next_expiry
-            if due is None or due > self._scope.clock.now_ms():
-                return sum(usage.keys for usage in found[0].usage if usage.subspace == RECORDS.name)
-            await self._scope.commit(())  # an empty commit sweeps what has expired
+            due, count = (
+                found[0].next_expiry,
+                sum(each.keys for each in found[0].usage if each.subspace == RECORDS.name),
+            )
+            if due is None or due > self._scope.clock.now_ms() + SKEW_MS_MAX:
+                return count
+            swept = await self._scope.commit(
+                ()
+            )  # an empty commit sweeps what has expired, and tells the store's own time
+            if due > swept.at:
+                return count
 
     # --- writing ---
 
