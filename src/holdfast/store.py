@@ -355,15 +355,26 @@ class Store:
         if isinstance(self.engine, _BacksUp):
             await self.engine.backup(path)
         else:
-            if path.exists():
-                raise InvalidInput(f"{path} exists already; name a file that does not")
-            from holdfast.layers.transfer import copy_store
+            await self._copy_into(path)
 
-            copy = await open_engine(f"sqlite:{path}", self._clock)
+    async def _copy_into(self, path: Path) -> None:
+        """A backup that appears under its name when it is complete."""
+        from tempfile import TemporaryDirectory
+
+        from holdfast.layers.backing_up import copy_living_store
+
+        if path.exists():
+            raise InvalidInput(f"{path} exists already; name a file that does not")
+        if not path.parent.is_dir():
+            raise InvalidInput(f"the folder of {path} does not exist; create it, or name another path")
+        with TemporaryDirectory(prefix=".backup-", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            copy = await open_engine(f"sqlite:{made}", self._clock)
             try:
-                await copy_store(self.engine, copy)
+                await copy_living_store(self.engine, copy)
             finally:
                 await copy.close()
+            made.rename(path)
 
     async def doctor(self) -> list[Finding]:
         """What this store guarantees as it is configured, and what is wrong with it."""

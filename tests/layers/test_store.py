@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidInput, ManualClock, NotFound, Space, Store, Unavailable
-from holdfast.engine import SpaceInfo
+from holdfast.engine import SpaceInfo, cursor_at
 
 
 async def test_a_file_is_shared_by_several_stores(tmp_path: Path) -> None:
@@ -115,6 +115,63 @@ async def test_a_backup_is_consistent_while_others_write(tmp_path: Path) -> None
             async with holdfast.open(str(tmp_path / f"{number}.db")) as copy:
                 values = await copy.space("s").records.get_many(["a", "b"])
                 assert values.get("a", 0) == -values.get("b", 0)
+
+
+async def test_a_backup_of_any_store_is_one_moment_of_it_while_others_write(
+    store: Store, space: Space, clock: ManualClock, tmp_path: Path
+) -> None:
+    for number in range(200):
+        await space.records.set(f"old/{number}", number)
+    large, ended = "x" * 70_000, False
+
+    async def write(start: int) -> None:
+        number = start
+        while not ended:
+            number += 2
+            clock.advance("1ms")
+            await space.commit(
+                holdfast.increment("a"),
+                holdfast.increment("z", -1),
+                holdfast.delete_(f"old/{number % 200}"),
+                holdfast.set_(f"new/{number}", number, ttl="1h"),
+                holdfast.delete_(f"new/{number - 20}"),
+                holdfast.set_(f"large/{number % 4}", f"{number}{large}", type="report"),
+            )
+            await space.records.append_to_list("l", number)
+            await asyncio.sleep(0)
+
+    writing = [asyncio.ensure_future(write(start)) for start in (0, 1)]
+    while await space.records.get("a", 0) < 10:
+        await asyncio.sleep(0)
+    await store.backup(tmp_path / "backup.db")
+    ended = True
+    await asyncio.gather(*writing)
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".backup-")] == []
+    told = {}
+    async for commit in space.watch("", cursor=cursor_at(0), live=False):
+        told[commit.version] = [(change.op, change.key) for change in commit]
+    async with holdfast.open(str(tmp_path / "backup.db"), clock=clock, background=False) as copy:
+        there, revision = copy.space("contoso"), (await copy.space("contoso").info()).revision
+        assert revision >= 210
+        expected: dict[str, int] = {}
+        for version in sorted(told):
+            for op, key in told[version] if version <= revision else ():
+                if op == "delete":
+                    expected.pop(key, None)
+                elif op != "append":
+                    expected[key] = version
+        records = {record.key: record async for record in there.records.scan() if record.key != "l"}
+        assert {key: record.version for key, record in records.items()} == expected
+        assert records["a"].value == -records["z"].value
+        truth = {record.key: record async for record in space.records.scan()}
+        for key, record in records.items():
+            if key in truth and truth[key].version == record.version:
+                assert record == truth[key]
+        items = await space.records.list("l")
+        assert await there.records.list("l") == items[: len(await there.records.list("l"))]
+        appended = sum(op == "append" for version, ops in told.items() if version <= revision for op, _ in ops)
+        assert len(await there.records.list("l")) == appended
+        assert all(finding.level != "error" for finding in await copy.doctor())
 
 
 async def test_the_doctor_finds_a_healthy_store_healthy(tmp_path: Path) -> None:
