@@ -79,3 +79,11 @@ async def test_a_sealed_copy_tells_of_nothing_lost(tmp_path: Path) -> None:
         await copied.audit.seal()
         assert [record.outcome async for record in copied.audit.records()] == ["committed", "committed"]
         assert (await copied.audit.verify()).sound
+
+
+async def test_a_lifetime_for_one_state_leaves_that_of_the_others_as_it_was_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "team.db")
+    for durable in ({"audit_logs": {"default": "2d"}}, {"audit_logs": {"compliance": "500d"}}, {}):
+        retention = Retention(durable=durable)
+        async with holdfast.open(path, retention=retention, background=False):
+            assert retention.ttl_ms("audit_logs") == 2 * 86_400_000

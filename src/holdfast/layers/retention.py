@@ -55,7 +55,9 @@ class Retention:
     def __init__(self, *, durable: Table | None = None, volatile: Table | None = None) -> None:
         self._durable = _merged(DURABLE, durable)
         self._volatile = _merged(VOLATILE, volatile)
-        self.told = {type: self._durable[type]["default"] for type in SHARED if type in (durable or {})}
+        self.told = {
+            type: self._durable[type]["default"] for type in SHARED if "default" in (durable or {}).get(type, {})
+        }
         """What was given for the types that the whole store must agree on."""
 
     def adopt(self, kept_ms: Mapping[str, int | None]) -> None:
