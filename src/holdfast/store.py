@@ -8,6 +8,7 @@ Opening starts the caretaker, closing stops it and finishes what was accepted.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Generator
@@ -133,6 +134,7 @@ class Store:
         self._options = cache
         self._engine: Engine | None = None
         self._awaited = False
+        self._closing = asyncio.Lock()
         self._cache: CachedEngine | None = None
         self._audited: set[str] = set()
         self._identity: Identity | None = None
@@ -189,22 +191,26 @@ class Store:
         return self._opened().__await__()
 
     async def close(self) -> None:
-        """Finish what was accepted, stop the background work, let go of the store."""
-        if self._engine is not None:
-            made = self.__dict__
-            try:
-                if "_coordination" in made:
-                    await self._coordination.close()
-                if "_caretaker" in made:
-                    await self._caretaker.stop()
-            finally:
-                await (self._cache or self._engine).close()
-                self._engine = self._cache = None
-                for name in ("_caretaker", "_coordination", "_catalogue"):
-                    made.pop(name, None)
+        """Finish what was accepted, stop the background work, let go of the store. Closing again does nothing."""
+        async with self._closing:
+            if self._engine is not None:
+                await self._close(self._engine)
+
+    async def _close(self, engine: Engine) -> None:
+        made = self.__dict__
+        try:
+            if "_coordination" in made:
+                await self._coordination.close()
+            if "_caretaker" in made:
+                await self._caretaker.stop()
+        finally:
+            await (self._cache or engine).close()
+            self._engine = self._cache = None
+            for name in ("_caretaker", "_coordination", "_catalogue"):
+                made.pop(name, None)
             if self._temporary is not None:
                 self._temporary.cleanup()
-                self._temporary = None
+                self._temporary = self._blobs = None
 
     @property
     def engine(self) -> Engine:

@@ -229,3 +229,27 @@ async def test_whoever_waits_when_the_store_is_closed_is_told(url: str) -> None:
     for outcome in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 10):
         assert isinstance(outcome, Unavailable)
         assert "closed" in str(outcome)
+
+
+async def test_a_store_that_is_closed_by_several_is_closed_once(url: str) -> None:
+    store = await holdfast.open(url)
+    await store.space("contoso", agent="market").records.set("a", 1)
+    await asyncio.gather(store.close(), store.close())
+    await store.close()
+    with pytest.raises(Unavailable, match="not open"):
+        store.space("contoso")
+
+
+async def test_a_memory_store_that_is_opened_again_leaves_no_folder_of_blobs() -> None:
+    store = holdfast.open("memory:")
+    for _ in range(2):
+        async with store:
+            blobs = store.space("contoso").blobs
+            path = Path(blobs.path(await blobs.put(b"report")))
+            assert path.exists()
+        assert not path.exists()
+
+
+def test_the_home_of_somebody_unknown_is_told() -> None:
+    with pytest.raises(InvalidInput, match="user that is not known"):
+        holdfast.open("~nobody-at-all/team.db")

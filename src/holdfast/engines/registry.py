@@ -79,7 +79,12 @@ def _path(rest: str) -> Path:
     path = rest.removeprefix("//")
     if not path or "\0" in path:
         raise InvalidInput(f"{rest!r} is not a path of a store's file")
-    return Path(path).expanduser().absolute()
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as exc:
+        raise InvalidInput(
+            f"{path!r} begins with the home of a user that is not known; write './{path}' if it is a name"
+        ) from exc
 
 
 def file_of(url: str) -> Path | None:
