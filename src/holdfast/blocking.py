@@ -105,7 +105,7 @@ class _Loop:
             future.cancel()
             raise
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[Any], wrap: Callable[[Any], Any]) -> Iterator[Any]:
         end = object()
 
         async def step() -> Any:
@@ -113,7 +113,7 @@ class _Loop:
 
         try:
             while (item := self.run(step())) is not end:
-                yield item
+                yield wrap(item)
         finally:
             if inspect.isasyncgen(items):
                 self._finish(items)
@@ -167,7 +167,7 @@ class Blocking:
         if kind is not None:
             return kind(self._loop, value)
         if isinstance(value, AsyncIterator):
-            return self._loop.iterate(value)
+            return self._loop.iterate(value, self._wrap)
         return value
 
     def __repr__(self) -> str:

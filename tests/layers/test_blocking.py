@@ -123,6 +123,17 @@ def test_queues_work_without_await(tmp_path: Path) -> None:
         assert [each.body for each in space.queue("results").peek()] == ["done"]
 
 
+def test_a_message_that_is_consumed_is_settled_without_await(tmp_path: Path) -> None:
+    with blocking.open(str(tmp_path / "team.db"), background=False) as store:
+        queue = store.space("contoso").queue("work")
+        queue.put("first")
+        for message in queue.consume(wait=0):
+            assert message.body == "first"
+            message.release()
+            break
+        assert queue.take().body == "first"
+
+
 def test_tasks_and_pipelines_are_used_without_await(tmp_path: Path) -> None:
     with holdfast.blocking.open(str(tmp_path / "team.db"), background=False) as store:
         space = store.space("contoso")
