@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import AuditRecord, InvalidInput, ManualClock, Redaction, Space, Store, set_
+from holdfast import AuditRecord, Damaged, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.codec import decode, encode
-from holdfast.engine import Batch, ChangeSet, Delete, Page, Put
+from holdfast.engine import Batch, ChangeSet, Delete, Page, Put, cursor_at
 from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, pressed
 from holdfast.middleware.wrapper import Wrapper
 
@@ -134,7 +134,9 @@ async def test_an_untouched_chain_is_sound(space: Space) -> None:
     assert (await space.audit.verify(expect=verification.hash)).sound
 
 
-@pytest.mark.parametrize("tampering", ["change", "remove_first", "remove_middle", "remove_last", "forge", "swap"])
+@pytest.mark.parametrize(
+    "tampering", ["change", "remove_first", "remove_middle", "remove_last", "forge", "swap", "skip"]
+)
 async def test_tampering_is_found(space: Space, tampering: str) -> None:
     for number in range(4):
         await space.records.set("k", number)
@@ -148,6 +150,12 @@ async def test_tampering_is_found(space: Space, tampering: str) -> None:
             segment["records"], segment["hash"] = [], "0" * 64
 
         await rewrite(space, keys[1], forge)
+    elif tampering == "skip":  # so that what comes next is never sealed
+
+        def skip(head: dict[str, object]) -> None:
+            head["cursor"] = cursor_at(1000)
+
+        await rewrite(space, HEAD, skip)
     elif tampering == "swap":
         [one, two] = await engine.get(space.name, keys[1:3])
         assert one
@@ -312,3 +320,11 @@ async def test_a_chain_that_grows_or_is_pruned_while_it_is_verified_is_sound(
     busy = Audit(msgspec.structs.replace(space._scope, engine=Busy(space._scope.engine)))
     assert (await busy.verify()).problems == []
     assert (await space.audit.verify()).problems == []
+
+
+async def test_a_head_that_is_none_any_more_is_damaged(space: Space) -> None:
+    await space.records.set("k", 1)
+    await space.audit.seal()
+    await space._scope.engine.commit(space.name, Batch("intruder", (Put(HEAD, b'"gone"'),)))
+    with pytest.raises(Damaged, match="somebody changed it"):
+        await space.audit.verify()

@@ -304,7 +304,7 @@ class Audit:
     async def _verified(self, anchor: Consumer, expect: str | None) -> Verification:
         """What a look at the chain finds, from the anchor to where the head stands as it begins: sealing goes on meanwhile."""
         head = Consumer(self._engine, self._space, HEAD)
-        sealed = cursor_revision(await head.load())
+        sealed = stands = cursor_revision(await head.load())
         goal = str(head.state.get("hash", GENESIS))
         start = upto = cursor_revision(str(anchor.state.get("cursor", cursor_at(0))))
         previous = str(anchor.state.get("hash", GENESIS))
@@ -326,7 +326,7 @@ class Audit:
                 problems.append(f"the {where} was changed after it was sealed")
             previous, upto = segment.hash, segment.upto
             seen.add(previous)
-        if goal != previous:
+        if goal != previous or stands != upto:
             problems.append(
                 "the end of the chain does not match its head: the newest segments were removed or replaced"
             )

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.codec import decode, encode
 from holdfast.engine import SYSTEM_ACTOR as ACTOR
 from holdfast.engine import Absent, Batch, Condition, Engine, Operation, Put, VersionIs, cursor_at
+from holdfast.errors import Damaged
 
 
 class Consumer:
@@ -34,6 +35,8 @@ class Consumer:
         else:
             self._condition, self.version = VersionIs(self._key, entry.version), entry.version
             self.state = decode(entry.value)
+            if not isinstance(self.state, dict):
+                raise Damaged(f"{self._key!r} does not say where its reader stands any more: somebody changed it")
         return str(self.state.get("cursor", cursor_at(0)))
 
     async def advance(self, cursor: str, *operations: Operation, **state: Any) -> None:
