@@ -278,6 +278,12 @@ async def test_an_entry_that_expires_during_an_import_is_not_missed(
         (b'{"kind":"space","format":1,"space":"t","durability":"sync","revision":1}', InvalidInput, "before space 's'"),
         (b'{"kind":"space","format":9,"space":"t","durability":"sync","revision":1}', IncompatibleStore, "upgrade"),
         (b'{"kind":"entry","key":"records/k"}', InvalidInput, "line 2: .*value"),
+        (
+            b'{"kind":"entry","key":"records/k","value":1,"version":1,"owner":"o","created_at":1,"updated_at":1,"expires_at":'
+            b"9223372036854775807}",
+            InvalidInput,
+            "line 2: expires_at must be an instant",
+        ),
         (b" " * (transfer.LINE_BYTES_MAX + 1) + b"1", InvalidInput, "line 2: the line has more than"),
     ],
 )

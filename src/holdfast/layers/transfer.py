@@ -44,6 +44,8 @@ PAGE_BYTES: Final = 16 * 1024 * 1024
 PAGE_FIRST: Final = 50
 
 FORMAT: Final = 1
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999: no date is later."""
 LINE_BYTES_MAX: Final = VALUE_BYTES_MAX + 64 * 1024
 
 Progress = Callable[[str, int, int], None]
@@ -280,8 +282,10 @@ def _entry(item: EntryLine, begun: SpaceLine) -> Entry:
     check_label(item.owner, "an owner", NAME_BYTES_MAX)
     if item.tag:
         check_label(item.tag, "a tag", TAG_BYTES_MAX)
-    _check_numbers(version=item.version, created_at=item.created_at, updated_at=item.updated_at)
-    _check_numbers(expires_at=item.expires_at or 0)
+    _check_numbers(version=item.version)
+    for name, at in (("created_at", item.created_at), ("updated_at", item.updated_at), ("expires_at", item.expires_at)):
+        if at is not None and not 0 <= at <= TIME_MS_MAX:
+            raise InvalidInput(f"{name} must be an instant between 1970 and 9999, in milliseconds, not {at}")
     if item.version > begun.revision:
         raise InvalidInput(f"version {item.version} is beyond the space's revision {begun.revision}")
     times = (item.created_at, item.updated_at, item.expires_at)
