@@ -9,6 +9,7 @@ Opening starts the caretaker, closing stops it and finishes what was accepted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Generator
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
-from holdfast.engines.registry import file_of, open_engine, open_shelf
+from holdfast.engines.registry import file_of, open_engine, open_shelf, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.catalogue import Catalogue
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from holdfast.layers.standings import Locks
     from holdfast.middleware.cache import CachedEngine
     from holdfast.middleware.cache_options import Cache
+
+
+log = logging.getLogger("holdfast.store")
 
 
 @runtime_checkable
@@ -410,6 +414,11 @@ class Store:
         if self._blobs is None:
             from tempfile import TemporaryDirectory
 
+            if split_url(self.url)[0] != "memory":
+                log.warning(
+                    "this store was told no folder for blobs: what is put now is gone when it is closed, and no other process sees "
+                    "it; open the store with blobs=, a folder that all its processes share"
+                )
             self._temporary = TemporaryDirectory(prefix="holdfast-blobs-")
             self._blobs = Path(self._temporary.name)
         return self._blobs

@@ -253,3 +253,10 @@ async def test_a_memory_store_that_is_opened_again_leaves_no_folder_of_blobs() -
 def test_the_home_of_somebody_unknown_is_told() -> None:
     with pytest.raises(InvalidInput, match="user that is not known"):
         holdfast.open("~nobody-at-all/team.db")
+
+
+async def test_blobs_that_end_with_the_process_are_warned_of(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with holdfast.open(url, background=False) as store:
+        await store.space("contoso", agent="market").blobs.put(b"report")
+    warned = [record for record in caplog.records if "told no folder for blobs" in record.getMessage()]
+    assert bool(warned) == url.startswith(("redis:", "postgresql:", "policed:"))
