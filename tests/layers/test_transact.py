@@ -183,11 +183,15 @@ async def test_a_transaction_sees_the_sets_and_lists_it_made(space: Space, clock
         await tx.append_to_list("l", 2, ttl="1h")
         with pytest.raises(InvalidInput, match="as a list"):
             await tx.get("l")
-        tx.set("l2", await tx.exists("l"))
+        tx.increment("counted")
+        for call in (tx.add_to_set("counted", 1), tx.remove_from_set("counted", 1), tx.append_to_list("counted", 1)):
+            with pytest.raises(InvalidInput, match="not as a"):
+                await call
         return told
 
     assert await space.transact(work) == [1, 0]
     assert await space.records.members("s") == [2]
+    assert await space.records.get("counted") == 1
     assert not await space.records.exists("old")
     clock.advance("30m")
     assert await space.records.list("l") == [1, 2]

@@ -435,14 +435,14 @@ class RecordTransaction:
 
     async def _id(self, kind: str, key: str) -> bytes | None:
         """The id of the list or set as this transaction sees it; None when there is none."""
-        name, written = record_key(key), self._transaction._written
-        if name not in written:
-            [root] = await self._transaction.read(name)
-            if name not in written:  # somebody else may have used this transaction meanwhile
+        name, transaction = record_key(key), self._transaction
+        if not transaction.changes(name):
+            [root] = await transaction.read(name)
+            if not transaction.changes(name):  # somebody else may have used this transaction meanwhile
                 if root is not None:
                     collection_id(root, kind)
                 return None if root is None else root.value
-        id = written[name]
+        id = await transaction.value(name)
         if id is not None and self._made.get(name) != kind:
             raise InvalidInput(f"{key!r} was written by this transaction, and not as a {kind}")
         return id

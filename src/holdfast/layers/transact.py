@@ -82,6 +82,10 @@ class Transaction:
             raise InvalidInput(f"{shown(key)} is incremented, but it holds no 64-bit integer")
         return b"%d" % (number + added)
 
+    def changes(self, key: str) -> bool:
+        """Whether it writes this key itself."""
+        return key in self._written or key in self._added
+
     def put(self, op: Put) -> None:
         self.check_open()
         self.operations.append(op)
