@@ -33,7 +33,8 @@ _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 def _encode_foreign(value: Any) -> Any:
     if hasattr(value, "model_dump") and hasattr(type(value), "model_validate"):  # pydantic, without importing it
-        dumped, kind = value.model_dump(mode="json"), cast(Any, type(value))
+        kind = cast(Any, type(value))
+        dumped = value.model_dump(mode="json", round_trip=_is_picky(kind))
         if _has_secrets(kind) and any(item == _MASKED for item in _within(dumped)):
             raise TypeError(
                 f"{kind.__name__} has a secret, of which pydantic shows asterisks only; give it a field_serializer, "
@@ -67,6 +68,13 @@ def _reads_names(type_: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _has_secrets(type_: Any) -> bool:
     return "Secret" in repr(getattr(type_, "__pydantic_core_schema__", ""))
+
+
+@lru_cache(maxsize=1024)
+def _is_picky(type_: Any) -> bool:
+    """Whether it could not be read back with its computed fields, which it forbids, or with what its JSON texts mean."""
+    schema = repr(getattr(type_, "__pydantic_core_schema__", ""))
+    return "'forbid'" in schema or "'type': 'json'" in schema
 
 
 _MASKED: Final = "**********"

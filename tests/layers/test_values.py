@@ -71,6 +71,18 @@ class Strict(pydantic.BaseModel):
     id: UUID
 
 
+class Picky(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    net: int
+    raw: pydantic.Json[list[int]]
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def gross(self) -> int:
+        return self.net + 1
+
+
 class Level(Enum):
     UNKNOWN = math.nan
 
@@ -103,6 +115,7 @@ PORTFOLIO = Portfolio(owner="x", cash=Decimal("10.50"), id=UUID(int=7))
         ([Feed(sourceUrl="a", interval=5)], list[Feed]),
         ([Strict(at=datetime(2026, 1, 2), id=UUID(int=7))], list[Strict]),
         (Shown(user="x", password=pydantic.SecretStr("p")), Shown),
+        (Picky(net=1, raw="[1, 2]"), Picky),
         (b"bytes", bytes),
         (datetime(2026, 1, 2, tzinfo=UTC), datetime),
     ],
