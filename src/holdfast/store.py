@@ -16,6 +16,7 @@ from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
@@ -141,6 +142,7 @@ class Store:
         self._closing = asyncio.Lock()
         self._cache: CachedEngine | None = None
         self._audited: set[str] = set()
+        self._created: WeakSet[CreatedOnFirstUse] = WeakSet()
         self._identity: Identity | None = None
 
     async def __aenter__(self) -> Store:
@@ -289,7 +291,8 @@ class Store:
         engine: Engine = self._cache or self.engine
         otherwise = self._durability or "sync"
         if durability is not None or audit_reads or otherwise != "sync":
-            engine = CreatedOnFirstUse(engine, name, durability, otherwise, audit_reads)
+            engine = created = CreatedOnFirstUse(engine, name, durability, otherwise, audit_reads)
+            self._created.add(created)
         if audit_reads or name in self._audited:
             self._audited.add(name)
             from holdfast.middleware.audited_reads import AuditedReads
@@ -340,6 +343,8 @@ class Store:
         if self._identity is None:  # a keeper notes it by itself
             await self.note_drop(name, agent)
         await (self._cache or self.engine).drop(name)
+        for created in self._created:
+            created.forget(name)
 
     async def note_drop(self, name: str, agent: str) -> None:
         """Write down, before it happens, who drops a space."""

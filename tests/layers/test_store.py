@@ -260,3 +260,16 @@ async def test_blobs_that_end_with_the_process_are_warned_of(url: str, caplog: p
         await store.space("contoso", agent="market").blobs.put(b"report")
     warned = [record for record in caplog.records if "told no folder for blobs" in record.getMessage()]
     assert bool(warned) == url.startswith(("redis:", "postgresql:", "policed:"))
+
+
+async def test_a_view_of_a_space_that_was_dropped_makes_it_again_as_it_was_asked_to(tmp_path: Path) -> None:
+    async with holdfast.open(str(tmp_path / "team.db"), durability="async", background=False) as store:
+        quick, plain = store.space("quick", durability="volatile"), store.space("plain")
+        noted = store.space("noted", audit_reads=True)
+        for _ in range(2):
+            for space in (quick, plain, noted):
+                await space.records.set("k", 1)
+            made = {info.name: (info.durability, info.audit_reads) for info in await store.spaces()}
+            assert made == {"quick": ("volatile", False), "plain": ("async", False), "noted": ("async", True)}
+            for name in made:
+                await store.drop_space(name)

@@ -26,6 +26,11 @@ class CreatedOnFirstUse(Wrapper):
         self._created = False
         self._caches = inner if isinstance(inner, Caches) else None
 
+    def forget(self, space: str) -> None:
+        """The space was dropped: its next use makes it as the first one did."""
+        if space == self._space:
+            self._created = False
+
     async def _create(self) -> None:
         if not self._created:
             durability = self._asked or await self._found() or self._otherwise
