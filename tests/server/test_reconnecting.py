@@ -8,12 +8,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.engine import Absent, Batch, Increment, Put
+from holdfast.clock import ManualClock, SystemClock
+from holdfast.engine import Absent, Batch, Engine, Entry, Increment, Put, Receipt
 from holdfast.engines import remote_link
-from holdfast.errors import AuthenticationFailed, Conflict, OutcomeUnknown, Unavailable
+from holdfast.engines.memory import MemoryEngine
+from holdfast.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    Conflict,
+    Error,
+    OutcomeUnknown,
+    RateLimitExceeded,
+    Unavailable,
+)
 from holdfast.ids import new_id
+from holdfast.middleware.policy import Policy
+from holdfast.middleware.rules import RateLimit, Rules
+from holdfast.middleware.wrapper import Wrapper
+from holdfast.server.binary import Limits
 from holdfast.testing.servers.proxy import CUTS, Cut, Proxy
-from tests.server.conftest import ADMIN, Running
+from tests.server.conftest import ADMIN, AGENT, Running, Serve
 
 SPACE = "contoso"
 DEADLINE_S = 10.0
@@ -190,3 +204,138 @@ async def test_a_closed_store_refuses(running: Running) -> None:
         await client.get(SPACE, ["records/a"])
     with pytest.raises(Unavailable, match="closed"):
         await anext(client.watch(SPACE))
+
+
+class Slow(Wrapper):
+    """Does what is asked until it is told to refuse: what a policy may say of something that was done before."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.refusals: list[Error] = []
+        self.done = 0
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        if self.done and self.refusals:
+            raise self.refusals.pop(0)
+        receipt = await super().commit(space, batch)
+        self.done += 1
+        return receipt
+
+
+@pytest.fixture
+async def slow(serve: Serve) -> tuple[Running, Slow]:
+    engine = Slow(MemoryEngine(clock=ManualClock()))
+    return await serve(engine), engine
+
+
+async def test_what_was_done_is_not_called_undone_because_its_repetition_was_over_the_rate(
+    slow: tuple[Running, Slow],
+) -> None:
+    running, engine = slow
+    engine.refusals = [RateLimitExceeded("over its rate; nothing was done", retry_after=0.01)] * 2
+    with Proxy.running(running.number) as proxy:
+        client = await running.client(port=proxy.port)
+        cuts = once("after")
+        proxy.choose = lambda: next(cuts)
+        async with asyncio.timeout(DEADLINE_S):
+            receipt = await client.commit(
+                SPACE, Batch("market", (Increment("records/n", 1),), (), new_id(), fresh=True)
+            )
+        assert receipt.results == [1]
+        assert not engine.refusals
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RateLimitExceeded("over its rate; nothing was done", retry_after=60.0),
+        AccessDenied("not any more"),
+        Unavailable("the disk is full"),
+    ],
+)
+async def test_a_repetition_that_is_refused_leaves_open_what_became_of_the_first(
+    slow: tuple[Running, Slow], refusal: Error
+) -> None:
+    running, engine = slow
+    engine.refusals = [refusal]
+    with Proxy.running(running.number) as proxy:
+        client = await running.client(port=proxy.port)
+        cuts = once("after")
+        proxy.choose = lambda: next(cuts)
+        id = new_id()
+        with pytest.raises(OutcomeUnknown) as caught:
+            await client.commit(SPACE, Batch("market", (Increment("records/n", 1),), (), id, fresh=True))
+        assert caught.value.request_id == id
+        assert str(refusal) in str(caught.value)
+
+
+async def test_a_refusal_of_what_was_said_once_is_what_it_says(slow: tuple[Running, Slow]) -> None:
+    running, engine = slow
+    client = await running.client()
+    await client.commit(SPACE, Batch("market", (Put("records/a", b"1"),)))
+    engine.refusals = [RateLimitExceeded("over its rate", retry_after=0.01)]
+    with pytest.raises(RateLimitExceeded):
+        await client.commit(SPACE, Batch("market", (Put("records/a", b"2"),), (), new_id(), fresh=True))
+
+
+async def test_watches_of_an_agent_that_is_over_its_rate_go_on_after_a_broken_connection(serve: Serve) -> None:
+    clock = SystemClock()
+    policy = Policy(MemoryEngine(clock=clock), clock, Rules(rate_limits=(RateLimit("*", 100, 4),)))
+    running = await serve(policy.engine)
+    running.keeper.engine_for = policy.engine_for  # type: ignore[method-assign]
+    with Proxy.running(running.number) as proxy:
+        client = await running.client(AGENT, port=proxy.port)
+        watches = [client.watch(SPACE, f"records/{n}", cursor="r0") for n in range(8)]
+        first = []
+        for each in watches:
+            first.append(asyncio.ensure_future(anext(each)))
+            await asyncio.sleep(0.03)
+        proxy.part()
+        proxy.heal()
+        for n in range(8):
+            await policy.engine.commit(SPACE, Batch("market", (Put(f"records/{n}", b"1"),)))
+        async with asyncio.timeout(DEADLINE_S):
+            found = await asyncio.gather(*first)
+        assert [commit.changes[0].key for commit in found] == [f"records/{n}" for n in range(8)]
+        for each in watches:
+            await each.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_watch_sees_what_was_asked_for_after_it_also_when_both_wait_for_a_connection(
+    running: Running, proxy: Proxy
+) -> None:
+    client = await running.client(port=proxy.port)
+    await client.commit(SPACE, Batch("market", (Put("records/a", b"1"),)))
+    proxy.part()
+    async with asyncio.timeout(DEADLINE_S):
+        while client._client._line is not None:
+            await asyncio.sleep(0.01)
+        changes = client.watch(SPACE, "records/")
+        first = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        put = asyncio.ensure_future(client.commit(SPACE, Batch("market", (Put("records/a", b"2"),), (), new_id())))
+        await asyncio.sleep(0)
+        proxy.heal()
+        receipt = await put
+        assert (await first).version == receipt.version
+    await changes.aclose()  # type: ignore[attr-defined]
+
+
+async def test_closing_ends_also_those_who_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    monkeypatch.setattr(remote_link, "CLOSE_S", 0.05)
+    never = asyncio.Event()
+
+    class Stuck(Wrapper):
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            await never.wait()
+            return []
+
+    running = await serve(Stuck(MemoryEngine(clock=ManualClock())), Limits(in_flight=1))
+    client = await running.client()
+    asked = [asyncio.ensure_future(client.get(SPACE, ["records/a"])) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    await client.close()
+    async with asyncio.timeout(DEADLINE_S):
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    never.set()
+    assert all(isinstance(outcome, Unavailable) for outcome in outcomes)

@@ -7,7 +7,9 @@ repeated (drop, load, compact, a commit without a request id) are `OutcomeUnknow
 commit they received.
 
 A request that never left is `Unavailable` after CONNECT_S, one whose answer was lost is `OutcomeUnknown` (a read:
-`Unavailable`) after RESOLVE_S. Watches wait for as long as it takes.
+`Unavailable`) after RESOLVE_S. Watches wait for as long as it takes. A keeper that refuses what is said again, because of a
+rate or of rules, tells nothing of what became of it the first time: over its rate it is said once more when there is room,
+and otherwise it is `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from holdfast.engine import ChangeSet
-from holdfast.errors import AuthenticationFailed, Error, IncompatibleStore, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    Error,
+    IncompatibleStore,
+    InvalidInput,
+    OutcomeUnknown,
+    RateLimitExceeded,
+    Unavailable,
+)
 from holdfast.identity import Identity
 from holdfast.wire import (
     PROTOCOL,
@@ -90,6 +101,8 @@ class Asked(msgspec.Struct, eq=False):
     request_id: str | None = None
     sent: bool = False
     reading: bool = False
+    repeated: bool = False
+    """It was said more than once: whoever refuses it now may have done it before."""
 
 
 class Follower:
@@ -110,6 +123,8 @@ class Follower:
         self._taken = 0
         self._end: Error | None = None
         self._over = False
+        self._began = False
+        """The keeper has taken it once: that it goes on is not asked for anew."""
 
     def asked(self) -> bytes:
         """The request, to go on where it stands."""
@@ -125,8 +140,13 @@ class Follower:
             self._buffered += size
         elif isinstance(message, Watching):
             self._cursor = message.cursor
+            self._began = True
         elif isinstance(message, Failed):
-            self.end(raised(message))
+            error = raised(message)
+            if self._began and isinstance(error, RateLimitExceeded):
+                self._client.follow_later(self._id, error.retry_after)
+                return
+            self.end(error)
         elif isinstance(message, Done):
             self._over = True
         self._news.set()
@@ -246,6 +266,15 @@ class Client:
             self._connect()
         return follower
 
+    def follow_later(self, id: int, seconds: float) -> None:
+        """A watch goes on when its agent is not over its rate any more."""
+        self._loop.call_later(seconds, self._follow_again, id, self._line)
+
+    def _follow_again(self, id: int, line: _Line | None) -> None:
+        follower = self._followers.get(id)
+        if follower is not None and line is not None and self._line is line:  # on another one it was asked for already
+            line.write(follower.asked())
+
     def unfollow(self, id: int) -> bool:
         return self._followers.pop(id, None) is not None
 
@@ -260,12 +289,15 @@ class Client:
             return
         if isinstance(message, Welcome):
             return
-        asked = self._asked.pop(message.id, None)
+        asked = self._asked.get(message.id)
         if asked is None:
             follower = self._followers.get(message.id)
             if follower is not None:
                 follower.received(message, size)
             return
+        if asked.repeated and isinstance(message, Failed) and self._is_open(message.id, asked, raised(message)):
+            return
+        del self._asked[message.id]
         if not self._room.is_set():
             self._room.set()
         if asked.answer.done():
@@ -274,6 +306,23 @@ class Client:
             asked.answer.set_exception(raised(message))
         else:
             asked.answer.set_result(message)
+
+    def _is_open(self, id: int, asked: Asked, error: Error) -> bool:
+        """Whether it is not known what became of a request that was said again, and now refused by `error`."""
+        refused = isinstance(error, RateLimitExceeded | AccessDenied | Unavailable)
+        if not refused or asked.reading or asked.answer.done():
+            return False
+        self._failure = f"what was said again after a broken connection was refused: {error}"
+        if not isinstance(error, RateLimitExceeded) or self._loop.time() + error.retry_after > asked.deadline:
+            self._fail(id)
+        else:
+            self._loop.call_later(error.retry_after, self._say_again, id, self._line)
+        return True
+
+    def _say_again(self, id: int, line: _Line | None) -> None:
+        asked = self._asked.get(id)
+        if asked is not None and asked.again is not None and line is not None and self._line is line:
+            line.write(frame(asked.again(id)))
 
     # --- connections ---
 
@@ -307,11 +356,14 @@ class Client:
         self._room.set()
         for id in [id for id, asked in self._asked.items() if asked.answer.done()]:
             del self._asked[id]  # nobody waits for it any more
-        for id, asked in self._asked.items():
+        for id in sorted((*self._asked, *self._followers)):  # a watch stands before what was asked after it
+            if id in self._followers:
+                line.write(self._followers[id].asked())
+                continue
+            asked = self._asked[id]
+            asked.repeated = asked.sent and asked.again is not None
             line.write(frame(asked.again(id)) if asked.sent and asked.again is not None else asked.first)
             asked.sent = True
-        for follower in self._followers.values():
-            line.write(follower.asked())
 
     async def _reconnect(self) -> None:
         """Try until it works, nobody waits any more, or the keeper does not want us."""
@@ -359,6 +411,7 @@ class Client:
     def _fail(self, id: int) -> None:
         """Nobody will answer this any more."""
         asked = self._asked.pop(id)
+        self._room.set()
         if asked.answer.done():
             return
         if asked.sent and not asked.reading:
