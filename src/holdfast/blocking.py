@@ -20,7 +20,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Never, TypeVar, cast
 
 from holdfast import store as _store
 from holdfast.errors import InvalidInput, Unavailable
@@ -237,12 +237,29 @@ def _exit(self: Blocking, *exc: object) -> None:
     self._loop.run(self._inner.__aexit__(*exc))
 
 
+def _acquire(self: Blocking) -> Any:
+    guard = self._loop.run(self._inner.acquire())
+    self._inner._entered(threading.get_ident(), guard)
+    return self._wrap(guard)
+
+
+def _release(self: Blocking, kind: object, exc: BaseException | None, trace: object) -> None:
+    self._loop.run(self._inner._left(threading.get_ident(), exc))
+
+
 def _passing(name: str, original: Any) -> property:
     return property(lambda self: self._wrap(getattr(self._inner, name)), doc=original.__doc__)
 
 
-def _blocking(original: type, attributes: tuple[str, ...] = ()) -> type[Blocking]:
-    """The blocking twin of a class, made from its public methods and properties."""
+_ANY_BLOCK: Final[tuple[Callable[..., Any], Callable[..., Any]]] = (_enter, _exit)
+
+
+def _blocking(
+    original: type,
+    attributes: tuple[str, ...] = (),
+    block: tuple[Callable[..., Any], Callable[..., Any]] = _ANY_BLOCK,
+) -> type[Blocking]:
+    """The blocking twin of a class, made from its public methods and properties; `block` is how `with` begins and ends."""
     members: dict[str, Any] = {"__doc__": original.__doc__}
     for name, member in vars(original).items():
         if name.startswith("_"):
@@ -254,7 +271,7 @@ def _blocking(original: type, attributes: tuple[str, ...] = ()) -> type[Blocking
     for name in attributes:
         members[name] = _passing(name, _KINDS_DOC)
     if hasattr(original, "__aenter__"):
-        members |= {"__enter__": _enter, "__exit__": _exit}
+        members |= {"__enter__": block[0], "__exit__": block[1]}
     return type(original.__name__, (Blocking,), members)
 
 
@@ -269,7 +286,7 @@ Blobs = _blocking(_Blobs)
 Locks = _blocking(_Locks)
 Schemas = _blocking(_Schemas)
 Pool = _blocking(_Pool, ("size",))
-Wanted = _blocking(_Wanted)
+Wanted = _blocking(_Wanted, block=(_acquire, _release))  # by thread: each call is a task of its own
 Guard = _blocking(_Guard, ("acquired_at", "holder", "id", "name", "space", "token"))
 Documents = _blocking(_Documents)
 Document = _blocking(_Document, ("mode", "name"))

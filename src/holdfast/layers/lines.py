@@ -33,7 +33,7 @@ from sortedcontainers import SortedDict
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
-from holdfast.errors import Compacted, Error, Unavailable
+from holdfast.errors import Compacted, Error
 from holdfast.keys import Subspace
 
 LOCKS: Final = Subspace("locks")
@@ -97,6 +97,16 @@ def in_turn(places: Iterator[tuple[str, Place]], size: int) -> Iterator[str]:
         else:
             left -= place.units
         yield key
+
+
+async def read_line(engine: Engine, space: str, prefix: str, limit: int | None = None) -> tuple[list[Entry], int]:
+    """The first places of a line, or all of them, and the revision before which nothing was missed."""
+    page = await engine.scan(space, prefix, limit=min(limit or SCAN_MAX, SCAN_MAX))
+    entries, revision = page.entries, page.revision
+    while page.more and (limit is None or len(entries) < limit):
+        page = await engine.scan(space, prefix, after=entries[-1].key, limit=SCAN_MAX)
+        entries = entries + page.entries
+    return entries, revision
 
 
 class Line:
@@ -185,8 +195,8 @@ class Lines:
         now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
         line.readings += 1
         try:
-            page = await self._engine.scan(self._space, line.prefix, limit=SCAN_MAX)
-            line.replace(page.entries, page.revision, now)
+            entries, revision = await read_line(self._engine, self._space, line.prefix)
+            line.replace(entries, revision, now)
         finally:
             line.read()
         self._changed.set()
@@ -258,7 +268,9 @@ class Lines:
             found = await self._engine.spaces(self._space)
             for line in list(self._lines.values()):
                 await self._read(line)
-        except Unavailable:
+        except Error as exc:
+            log.warning("the lines of %s cannot be read and are tried again: %s", self._space, exc)
+            await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
             return cursor
         return cursor_at(found[0].revision if found else 0)
 

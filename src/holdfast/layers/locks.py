@@ -13,7 +13,7 @@ the version at which the entry was made: it grows from holder to holder, for sys
 How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
 of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
-by itself. The number of permits is stored at first use; another number later is InvalidInput.
+by itself. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The number of permits is stored at first use; another number later is InvalidInput.
 
 Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
 under a second one. Repeated, it finds both: the same guard, also when it has been released or has ended since. A request
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -33,12 +33,20 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
-from holdfast.engine import SCAN_MAX, Absent, Delete, Empty, Entry, Present, Push, Put, Touch
-from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, Unavailable
+from holdfast.engine import SCAN_MAX, Absent, Batch, Condition, Delete, Empty, Entry, Present, Push, Put, Receipt, Touch
+from holdfast.errors import (
+    Conflict,
+    Error,
+    InvalidInput,
+    LeaseLost,
+    LockAcquisitionError,
+    OutcomeUnknown,
+    Unavailable,
+)
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Lease
-from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of
+from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of, read_line
 from holdfast.layers.scope import Scope
 
 if TYPE_CHECKING:
@@ -97,9 +105,11 @@ class Guard:
     async def renew(self) -> None:
         """Extend it by its ttl, now; LeaseLost if it is over. It is renewed in the background all the same."""
         lease = self._lease
+        if lease.lost.is_set():  # nobody keeps it alive any more
+            raise self._lost()
         sent_at = lease.scope.clock.now_ms()
         try:
-            await lease.scope.commit((Touch(lease.key, lease.ttl_ms),))
+            await lease.scope.unguarded().commit((Touch(lease.key, lease.ttl_ms),))
         except Conflict as conflict:
             self._wanted.coordination.leases.lose(lease)
             raise self._lost() from conflict
@@ -117,7 +127,11 @@ class Guard:
         if self._beginning is not None:
             self._beginning.cancel()
         self._wanted.coordination.leases.release(lease)
-        receipt = await lease.scope.commit((Delete(lease.key),))
+        try:
+            receipt = await lease.scope.unguarded().commit((Delete(lease.key),))
+        except asyncio.CancelledError:  # it may not have been sent yet
+            await self._wanted._leave(lease)
+            raise
         if receipt.results != [True]:
             lease.lose()
             raise self._lost()
@@ -143,7 +157,8 @@ class Wanted:
     size: int = 1
     units: int = 1
     shared: bool = False
-    _held: list[Guard] = field(default_factory=list, repr=False, compare=False)
+    _held: dict[Hashable, list[Guard]] = field(default_factory=dict, repr=False, compare=False)
+    """What `async with` has acquired, by the task that did."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
@@ -186,7 +201,7 @@ class Wanted:
             return None
         sent_at = scope.clock.now_ms()
         try:
-            receipt = await scope.commit((Push(prefix, encode(self._place()), self.ttl_ms),), (Empty(prefix),))
+            receipt = await self._append((Empty(prefix),), None)
         except Conflict as conflict:
             if self.wait_ms == 0:
                 raise self._refused([] if conflict.actual is None else [conflict.actual], "") from conflict
@@ -196,9 +211,9 @@ class Wanted:
 
     async def _stand_in_line(self, deadline: int | None, request_id: str | None) -> Guard | None:
         """Append oneself and wait for one's turn; None when one's place was lost meanwhile."""
-        scope, leases, place = self.scope, self.coordination.leases, self._place()
+        scope, leases = self.scope, self.coordination.leases
         sent_at = scope.clock.now_ms()
-        receipt = await scope.commit((Push(self._prefix, encode(place), self.ttl_ms),), (), request_id)
+        receipt = await self._append((), request_id)
         key = str(receipt.results[0])
         lease = leases.keep(scope, key, self.ttl_ms, sent_at)
         mine = request_id is None  # a place made under a request id may be held already, by who asked before
@@ -226,6 +241,34 @@ class Wanted:
                 await self._leave(lease)
             raise
 
+    async def _append(self, conditions: tuple[Condition, ...], request_id: str | None) -> Receipt:
+        """Append oneself to the line. Who goes away before it is known whether that was done takes it back."""
+        scope = self.scope
+        batch = scope.batch((Push(self._prefix, encode(self._place()), self.ttl_ms),), conditions, request_id)
+        try:
+            receipt = await scope.sent(batch)
+        except OutcomeUnknown:
+            if request_id is None:
+                self.coordination.leases.aside(self._take_back(batch))
+            raise
+        except asyncio.CancelledError:
+            if request_id is None:
+                await self._take_back(batch)
+            raise  # under a request id it may be somebody's who asked before, and is found when it is asked again
+        scope.session.saw(receipt.version)
+        return receipt
+
+    async def _take_back(self, batch: Batch) -> None:
+        """Leave a place that may have been made: the same request again tells where it is."""
+        scope = self.scope
+        try:
+            receipt = await scope.sent(Batch(batch.actor, batch.operations, batch.conditions, batch.request_id))
+            await scope.unguarded().commit((Delete(str(receipt.results[0])),))
+        except (Conflict, LeaseLost):
+            pass  # it was not made
+        except Error as exc:
+            log.warning("a place in the line for %s may be left; it ends in %d ms: %s", self.called, self.ttl_ms, exc)
+
     async def _is_there(self, key: str) -> bool:
         """Whether the place made by a request still exists; one that was repeated may come too late for it."""
         [entry] = await self.scope.engine.get(self.scope.space, [key])
@@ -233,8 +276,9 @@ class Wanted:
 
     async def _line(self) -> list[Entry]:
         """As much of the line as tells whose turn it is."""
-        limit = SCAN_MAX if self.shared else min(self.size + 1, SCAN_MAX)
-        return (await self.scope.engine.scan(self.scope.space, self._prefix, limit=limit)).entries
+        return (
+            await read_line(self.scope.engine, self.scope.space, self._prefix, None if self.shared else self.size + 1)
+        )[0]
 
     async def _wait(self, lease: Lease, deadline: int | None) -> bool:
         """Until it is one's turn; False when one's place was lost."""
@@ -246,7 +290,10 @@ class Wanted:
                 raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
         if lines.closed:
             raise Unavailable(f"the store was closed while {self.called} was waited for; it is not held")
-        return not lease.lost.is_set()
+        if lease.lost.is_set():
+            await self._leave(lease)  # by the store's clock it may still be there, and stand before the next one
+            return False
+        return True
 
     async def _take_over(self, lease: Lease, token: int, deadline: int | None) -> Guard | None:
         """Wait for one's turn and begin; None when one's place was lost.
@@ -262,6 +309,7 @@ class Wanted:
         now = clock.now_ms()
         if lease.good_until <= now:
             leases.lose(lease)
+            await self._leave(lease)
             return None
         guard = Guard(self, lease, token, now)
         guard.begin()
@@ -290,7 +338,7 @@ class Wanted:
     async def _leave(self, lease: Lease) -> None:
         """Step out of the line."""
         try:
-            await self.scope.commit((Delete(lease.key),))
+            await self.scope.unguarded().commit((Delete(lease.key),))
         except Error as exc:
             log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, self.ttl_ms, exc)
 
@@ -298,10 +346,13 @@ class Wanted:
         return Place(self.scope.instance, self.units, self.shared, token)
 
     def _refused(self, line: list[Entry], after: str) -> LockAcquisitionError:
-        holders = ", ".join(sorted({entry.owner for entry in line[: self.size]})) or "somebody who has just left"
+        turns = set(in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size))
+        owners = sorted({entry.owner for entry in line if entry.key in turns})
+        holders = ", ".join(owners) or "somebody who has just left"
         first = line[0] if line else None
+        advice = "wait longer, or try again later" if after else "name a time with wait= to stand in line"
         return LockAcquisitionError(
-            f"{self.called} was not acquired{after}: it is held by {holders}; name a time with wait= to stand in line",
+            f"{self.called} was not acquired{after}: it is held by {holders}; {advice}",
             key=None if first is None else first.key,
             condition="turn",
             actual=first,
@@ -331,11 +382,22 @@ class Wanted:
 
     async def __aenter__(self) -> Guard:
         guard = await self.acquire()
-        self._held.append(guard)
+        self._entered(asyncio.current_task(), guard)
         return guard
 
     async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
-        guard = self._held.pop()
+        await self._left(asyncio.current_task(), exc)
+
+    def _entered(self, by: Hashable, guard: Guard) -> None:
+        """A block of this task, or thread, has begun: others may use the same object at the same time."""
+        self._held.setdefault(by, []).append(guard)
+
+    async def _left(self, by: Hashable, exc: BaseException | None) -> None:
+        """The block that began last has ended: of this task, or, when it was begun by another one, at all."""
+        by = by if by in self._held else next(reversed(self._held))
+        guard = self._held[by].pop()
+        if not self._held[by]:
+            del self._held[by]
         try:
             await guard.release()
         except LeaseLost:

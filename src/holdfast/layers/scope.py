@@ -56,12 +56,20 @@ class Scope(msgspec.Struct, frozen=True):
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
     ) -> Coroutine[Any, Any, Receipt]:
         """`commit` for where every microsecond counts: to be awaited, and what it gives to be told to the session."""
+        return self.sent(self.batch(operations, conditions, request_id))
+
+    def batch(
+        self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
+    ) -> Batch:
+        """What `send` sends, for who may have to say it again."""
         fresh = request_id is None
-        guards = self.guards
-        if guards:
-            conditions = (*guards, *conditions)
-        batch = Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
-        return self._guarded(batch) if guards else self.engine.commit(self.space, batch)
+        if self.guards:
+            conditions = (*self.guards, *conditions)
+        return Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
+
+    def sent(self, batch: Batch) -> Coroutine[Any, Any, Receipt]:
+        """A batch made by `batch`, to be awaited."""
+        return self._guarded(batch) if self.guards else self.engine.commit(self.space, batch)
 
     async def _guarded(self, batch: Batch) -> Receipt:
         try:
@@ -83,3 +91,7 @@ class Scope(msgspec.Struct, frozen=True):
     def guarded(self, *conditions: Present) -> Scope:
         """The same scope, whose every write also needs these conditions to hold."""
         return msgspec.structs.replace(self, guards=(*self.guards, *conditions))
+
+    def unguarded(self) -> Scope:
+        """The same scope without such conditions: to give up what one has, whatever became of the rest."""
+        return msgspec.structs.replace(self, guards=()) if self.guards else self

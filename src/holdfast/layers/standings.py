@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.engine import SCAN_MAX, Delete, Entry, Present, Touch
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Entry, Present, Touch
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, NotFound
 from holdfast.keys import unescape
 from holdfast.layers.lines import KINDS, LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of
@@ -77,7 +77,8 @@ class Locks:
         if not found:
             raise NotFound(f"nobody holds {kind} {name!r}")
         keys = [LOCKS.key(kind, name, stand.id) for stand in found[0].holders]
-        await self._scope.commit(tuple(Delete(key) for key in keys))
+        for start in range(0, len(keys), OPERATIONS_MAX):
+            await self._scope.commit(tuple(Delete(key) for key in keys[start : start + OPERATIONS_MAX]))
         return found[0].holders
 
     async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
