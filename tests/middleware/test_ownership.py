@@ -14,6 +14,7 @@ from holdfast.engine import (
     Batch,
     Delete,
     Empty,
+    Engine,
     Entry,
     Increment,
     Mine,
@@ -25,6 +26,7 @@ from holdfast.engine import (
     ValueIs,
 )
 from holdfast.errors import AccessDenied, Conflict, Error
+from holdfast.identity import Role
 from holdfast.layers.blobs import Blobs
 from tests.middleware.keeper import SPACE, Keeper, batch, refusal
 from tests.soak import examples
@@ -393,3 +395,49 @@ async def test_the_holder_keeps_the_lock_through_every_single_hostile_operation(
                     entries = await keeper.entries(LINE)
                     assert entries[held] == entry
                     assert min(entries) == held
+
+
+ANSWER = "answers/market/order-17"
+
+
+@pytest.mark.parametrize("role", ["agent", "orchestrator"])
+async def test_nobody_answers_for_another_before_it_has_asked(role: Role) -> None:
+    keeper = Keeper()
+    mallory = keeper.engine_of("mallory", role)
+    for operation in (Put(ANSWER, b'["",1]', 1000), Put(ANSWER, b'["",1]'), Put("answers/market", b"1", 1000)):
+        for when in ((), (Absent(ANSWER),), (Mine(ANSWER),)):
+            with pytest.raises(AccessDenied):
+                await mallory.commit(SPACE, batch("mallory", operation, when=when))
+    assert await keeper.entries() == {}
+    own = batch("market", Put(ANSWER, b'["",1]', 1000), when=(Absent(ANSWER),))
+    await keeper.engine_of("market").commit(SPACE, own)
+
+
+@pytest.mark.parametrize("role", ["agent", "orchestrator"])
+async def test_what_one_was_answered_nobody_else_reads(role: Role) -> None:
+    keeper = Keeper()
+    market, mallory = keeper.engine_of("market"), keeper.engine_of("mallory", role)
+    await market.commit(SPACE, batch("market", Put(ANSWER, b'["","secret"]', 1000)))
+
+    async def follow(engine: Engine, *prefixes: str) -> list[str]:
+        commits = engine.watch(SPACE, *prefixes, cursor="r0", live=False)
+        return [change.key async for commit in commits for change in commit.changes]
+
+    for attempt in (
+        mallory.get(SPACE, [ANSWER]),
+        mallory.get(SPACE, ["records/a", ANSWER]),
+        mallory.scan(SPACE, "answers/"),
+        mallory.scan(SPACE, "answers/market"),
+        mallory.scan(SPACE, "answers/market/"),
+        mallory.scan(SPACE, "answers/mallory"),
+        follow(mallory, "answers/market/"),
+        follow(mallory, "answers/"),
+        mallory.commit(SPACE, batch("mallory", when=(Absent(ANSWER),))),
+        mallory.commit(SPACE, batch("mallory", when=(Empty("answers/market/"),))),
+    ):
+        assert isinstance(await refusal(attempt), AccessDenied)
+    if role == "orchestrator":  # which has Audit
+        assert await follow(mallory) == []
+    assert [entry.key for entry in (await market.scan(SPACE, "answers/market/")).entries] == [ANSWER]
+    assert await follow(market, "answers/market/") == [ANSWER]
+    assert (await mallory.scan(SPACE, "answers/mallory/")).entries == []

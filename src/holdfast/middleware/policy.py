@@ -68,6 +68,7 @@ from holdfast.middleware.verbs import (
     claims,
     demands,
     readable,
+    reading,
     territory_of,
     territory_under,
     written_for,
@@ -374,7 +375,7 @@ class PolicedEngine:
         check_keys(keys)
         self._enter(space, "Get", keys[0] if keys else "")
         for key in keys:
-            if (verb := territory_of(key).read) not in self._verbs:
+            if (verb := reading(key, self._agent, territory_of(key))) not in self._verbs:
                 self._deny_verb(space, verb, key)
         self._charge(max(len(keys), 1), space, "Get", keys[0] if keys else "")
         return await self._inner.get(space, keys)
@@ -385,7 +386,7 @@ class PolicedEngine:
         check_scan(prefix, after, limit)
         self._renew()
         self._enter(space, "Get", prefix)
-        if (verb := territory_under(prefix).read) not in self._verbs:
+        if (verb := reading(prefix, self._agent, territory_under(prefix))) not in self._verbs:
             self._deny_verb(space, verb, prefix)
         self._charge(1, space, verb, prefix)
         return await self._inner.scan(space, prefix, after=after, limit=limit, reverse=reverse)
@@ -416,7 +417,7 @@ class PolicedEngine:
         if not prefixes and "Audit" not in self._verbs:
             self._deny_verb(space, "Audit", "")
         for prefix in prefixes:
-            if (verb := territory_under(prefix).read) not in self._verbs:
+            if (verb := reading(prefix, self._agent, territory_under(prefix))) not in self._verbs:
                 self._deny_verb(space, verb, prefix)
 
     # --- the life of spaces ---

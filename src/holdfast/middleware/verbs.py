@@ -95,6 +95,8 @@ class Territory(msgspec.Struct, frozen=True):
     """What is written here has a ttl: whoever holds it must live, or it is for a while."""
     named: int = 0
     """Which element of a key is its writer's name, the subspace being the first (0); one more follows it."""
+    private: bool = False
+    """Nobody but the one whose name is the second element reads it."""
 
 
 _RECORDS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free")
@@ -147,7 +149,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "journal": _GIVEN,
     "shared": _GIVEN,
     "schedules": _GIVEN,
-    "answers": Territory("Transaction", "Transaction", "Transaction"),
+    "answers": Territory("Transaction", "Transaction", "Transaction", ownership="named", named=1, private=True),
     "audit": Territory("Audit"),
     "system": CLOSED,
 }
@@ -172,9 +174,21 @@ def territory_under(prefix: str) -> Territory:
     return CLOSED if prefix.find("/") < 1 else territory_of(prefix)
 
 
+def reading(key: str, reader: str, territory: Territory) -> str:
+    """The verb that somebody needs to read a key of this territory, or what is under a prefix."""
+    return territory.read if not territory.private or _is_of(key, reader) else ADMIN
+
+
+def _is_of(key: str, name: str) -> bool:
+    parts = key.split("/", 2)
+    return len(parts) == 3 and unescape(parts[1]) == name
+
+
 def readable(verbs: frozenset[str]) -> tuple[str, ...]:
     """The prefixes of the subspaces that one may read with these verbs."""
-    return tuple(f"{name}/" for name, territory in TERRITORIES.items() if territory.read in verbs)
+    return tuple(
+        f"{name}/" for name, territory in TERRITORIES.items() if territory.read in verbs and not territory.private
+    )
 
 
 def demands(batch: Batch) -> list[Demand]:
@@ -183,11 +197,12 @@ def demands(batch: Batch) -> list[Demand]:
     tested = set()
     for condition in batch.conditions:
         if type(condition) is Empty:
-            needed.append((territory_under(condition.prefix).read, condition.prefix))
+            prefix = condition.prefix
+            needed.append((reading(prefix, batch.actor, territory_under(prefix)), prefix))
             continue
         key = condition.key  # type: ignore[union-attr]
         tested.add(key)
-        needed.append((TERRITORIES.get(key.partition("/")[0], CLOSED).read, key))
+        needed.append((reading(key, batch.actor, TERRITORIES.get(key.partition("/")[0], CLOSED)), key))
     records = 0
     for op in batch.operations:
         kind = type(op)
@@ -240,7 +255,9 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             continue
         if ownership == "named":
             if named_in(key) != batch.actor:
-                raise Misplaced(key, f"it is not named after {batch.actor!r}, and agents write their own sections only")
+                raise Misplaced(
+                    key, f"it is not named after {batch.actor!r}, and here one writes under one's own name only"
+                )
             continue
         if kind is Push and territory.elements and key.count("/") != territory.elements:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
