@@ -8,7 +8,8 @@ that outlive what they were set for.
 
 How it fails. A lease that could not be touched in time is lost: `lost` is set, and nobody tries to revive it. Until when a
 lease is good is reckoned on the local clock from before the touch was sent, so a holder never believes longer than the
-store does; also while a touch is under way that nobody answers.
+store does; also while a touch is under way that nobody answers. When that clock is set back, all are touched at once. Whoever is
+over its rate with all of them touches fewer at a time from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from holdfast.clock import Clock, sleep_or
 from holdfast.engine import OPERATIONS_MAX, Batch, Present, Touch
-from holdfast.errors import Conflict, Error
+from holdfast.errors import Conflict, Error, RateLimitExceeded
 from holdfast.layers.scope import Scope
 
 RENEWALS: Final = 3
@@ -59,6 +60,7 @@ class Lease:
         return self.scope.guarded(Present(self.key))
 
     def renewed(self, sent_at: int) -> None:
+        sent_at = min(sent_at, self.scope.clock.now_ms())  # it may have been set back meanwhile
         self.good_until = sent_at + self.ttl_ms
         self.renew_at = sent_at + self.ttl_ms // RENEWALS
 
@@ -75,12 +77,17 @@ class Leases:
         self._changed = asyncio.Event()
         self._look_at = 0
         """When the task looks next; until it has looked for the first time it sees whatever comes."""
+        self._seen = 0
+        """The latest time the clock has shown."""
+        self._together = OPERATIONS_MAX
+        """How many are touched by one batch."""
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
 
     def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
         """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
         lease = Lease(scope, key, ttl_ms, sent_at + ttl_ms)
+        self._seen = max(self._seen, sent_at)
         self._kept.add(lease)
         if lease.renew_at < self._look_at:
             self._changed.set()
@@ -114,9 +121,13 @@ class Leases:
         while self._kept:
             self._changed.clear()
             now = self._clock.now_ms()
+            if now < self._seen:
+                self._set_back(self._seen - now, now)
+            self._seen = now
             for lease in [lease for lease in self._kept if lease.good_until <= now]:
                 self.lose(lease)
-            for group in _alike(lease for lease in self._kept if lease.renew_at <= now and not lease.renewing):
+            due = (lease for lease in self._kept if lease.renew_at <= now and not lease.renewing)
+            for group in _alike(due, self._together):
                 for lease in group:
                     lease.renewing = True
                 self.aside(self._renew(group))
@@ -125,6 +136,12 @@ class Leases:
                 self._look_at = min(ends)
                 await sleep_or(self._clock, self._look_at, self._changed)
         self._task = None
+
+    def _set_back(self, by: int, now: int) -> None:
+        """The clock was set back: what was reckoned by it would be believed, and not touched, for longer by that."""
+        for lease in self._kept:
+            lease.good_until -= by
+            lease.renew_at = now
 
     def aside(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this about a lease while its holder goes on; it ends when this is closed."""
@@ -155,11 +172,15 @@ class Leases:
                 leases = [lease for lease in leases if lease not in ended and lease in self._kept]
                 continue
             except Error as exc:
+                soon = [lease.ttl_ms // RENEWALS // 4 + 1 for lease in leases]
+                if isinstance(exc, RateLimitExceeded):
+                    self._together = max(1, len(leases) // 2)
+                    soon = [min(each, int(exc.retry_after * 1000) + 1) for each in soon]
                 log.warning(
                     "%d leases in %s could not be renewed and are tried again: %s", len(leases), scope.space, exc
                 )
-                for lease in leases:  # soon, but not at once
-                    lease.renew_at = sent_at + lease.ttl_ms // RENEWALS // 4 + 1
+                for lease, pause_ms in zip(leases, soon, strict=True):  # not at once
+                    lease.renew_at = sent_at + pause_ms
                 return
             for lease in leases:
                 lease.renewed(sent_at)
@@ -171,13 +192,9 @@ class Leases:
         lease.lose()
 
 
-def _alike(leases: Iterable[Lease]) -> list[list[Lease]]:
+def _alike(leases: Iterable[Lease], together: int) -> list[list[Lease]]:
     """Leases that one batch can touch: of one space and one actor, on one engine, not too many."""
     groups: dict[tuple[int, str, str], list[Lease]] = {}
     for lease in leases:
         groups.setdefault((id(lease.scope.engine), lease.scope.space, lease.scope.actor), []).append(lease)
-    return [
-        group[start : start + OPERATIONS_MAX]
-        for group in groups.values()
-        for start in range(0, len(group), OPERATIONS_MAX)
-    ]
+    return [group[start : start + together] for group in groups.values() for start in range(0, len(group), together)]

@@ -279,10 +279,19 @@ class Lines:
         while True:
             self._changed.clear()
             now = self._clock.now_ms()
-            self._lines = {prefix: line for prefix, line in self._lines.items() if line.turns or line.idle_at > now}
+            # Later than it can be: the clock was set back.
+            self._lines = {
+                prefix: line
+                for prefix, line in self._lines.items()
+                if line.turns or now < line.idle_at <= now + LINGER_MS
+            }
             if not self._lines:
                 return self.stop()
-            for line in [line for line in self._lines.values() if line.revision >= 0 and line.look_at <= now]:
+            for line in [
+                line
+                for line in self._lines.values()
+                if line.revision >= 0 and not now < line.look_at <= now + LOOK_MS_MAX
+            ]:
                 try:
                     await self._read(line)
                 except Error as exc:
