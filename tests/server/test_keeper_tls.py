@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import ssl
 import stat
 import subprocess
@@ -127,3 +129,29 @@ async def test_a_unix_socket_is_its_users_alone(tmp_path: Path) -> None:
         assert "is no socket" in refused.err
     finally:
         keeper.stop()
+
+
+async def test_a_certificate_that_does_not_fit_its_key_leaves_the_old_one_in_use(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    with KeeperServer.temporary(**settings(authority)) as keeper:
+        url = keeper.url.replace("holdfast://", "holdfasts://") + f"?ca={authority.file}"
+        old_key = (tmp_path / "keeper.key").read_bytes()
+        authority.signed("keeper")  # a new certificate is there, and its key is not yet
+        new_key = (tmp_path / "keeper.key").read_bytes()
+        (tmp_path / "keeper.key").write_bytes(old_key)
+        seen = keeper.log.stat().st_size
+        keeper.signal(signal.SIGHUP)
+        await said(keeper, seen, b"the old one stays")
+        async with holdfast.open(url, token=keeper.admin) as store:
+            await store.space("contoso").records.set("k", 1)
+        (tmp_path / "keeper.key").write_bytes(new_key)
+        keeper.signal(signal.SIGHUP)
+        async with holdfast.open(url, token=keeper.admin) as store:
+            assert await store.space("contoso").records.get("k") == 1
+
+
+async def said(keeper: KeeperServer, seen: int, words: bytes) -> None:
+    """Return when the log says so, after its first bytes."""
+    async with asyncio.timeout(10):
+        while words not in keeper.log.read_bytes()[seen:]:
+            await asyncio.sleep(0.01)

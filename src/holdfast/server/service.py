@@ -10,12 +10,11 @@ import asyncio
 import gc
 import logging
 import signal
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import Unavailable
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware.verbs import check_verb
 from holdfast.server.config import Config, ConfigFile
 from holdfast.server.keeper import Keeper
@@ -73,7 +72,7 @@ class Service:
             self._file.reload()
         try:
             self.keeper.renew_certificate()
-        except (OSError, ssl.SSLError) as exc:
+        except (InvalidInput, OSError) as exc:
             log.error("the certificate cannot be read anew, and the old one stays: %s", exc)
 
 
