@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from holdfast import ManualClock
+from tests.server.http.keeping import RISK, Running
 
 BASE = "/v1/spaces/contoso"
+DEADLINE_S = 20
 
 
 async def test_a_guard_is_acquired_renewed_and_released(
@@ -115,3 +117,26 @@ async def test_only_an_administrator_breaks_a_lock_and_the_audit_tells(
     assert [(record["operation"], record["key"].split("/")[:3]) for record in records] == [
         ("delete", ["locks", "lock", "l"])
     ]
+
+
+async def test_who_goes_away_while_it_stands_in_line_is_skipped(port: Running, market: httpx.AsyncClient) -> None:
+    held = (await market.post(f"{BASE}/locks/book", json={})).json()
+    for key in ({}, {"Idempotency-Key": "order-17"}):
+        async with port.client(RISK) as leaving:
+            asked = asyncio.create_task(leaving.post(f"{BASE}/locks/book", json={"wait": "30s"}, headers=key))
+            await waiters(market, 1)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        await waiters(market, 0)
+    await market.delete(f"{BASE}/guards/{held['guard']}")
+    async with port.client(RISK) as back:
+        repeated = await back.post(f"{BASE}/locks/book", json={}, headers={"Idempotency-Key": "order-17"})
+    assert repeated.status_code == 200
+
+
+async def waiters(client: httpx.AsyncClient, count: int) -> None:
+    """Return when so many stand in line for the book."""
+    async with asyncio.timeout(DEADLINE_S):
+        while len((await client.get(f"{BASE}/locks")).json()["locks"][0]["waiters"]) != count:
+            await asyncio.sleep(0.01)

@@ -171,7 +171,7 @@ class Resource:
         if self._port.running > self._port.limits.requests_max and not called.is_open:
             raise Unavailable("the server is busy; nothing was done")
         values = await self._values(called, request)
-        answer = await called.run(Call(self._port, identity), **values)
+        answer = await called.run(Call(self._port, identity, request.receive), **values)
         if isinstance(answer, Response):
             return answer
         if not isinstance(answer, Answer):

@@ -231,7 +231,7 @@ async def read_decision(call: Call, path: CorrelationAt, query: WaitQuery) -> De
         limit_s = call.port.limits.lock_wait_ms_max / 1000
         raise InvalidInput(f"wait is at most {limit_s:g} s over HTTP; repeat the request to wait longer")
     correlation = await _found(call, path)
-    return Decided(await call.port.unless_stopped(correlation.decision(wait=wait)))
+    return Decided(await call.unless_stopped(correlation.decision(wait=wait)))
 
 
 @endpoint("POST", "/v1/spaces/{space}/decisions/{name}", errors=(NotFound, Conflict, AccessDenied))

@@ -12,9 +12,11 @@ and returns its answer's type, or `Answer[type]` to add a status or headers. `ap
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from starlette.types import Receive
 
 from holdfast.errors import AccessDenied, Error, InvalidInput
 from holdfast.identity import EVERY_SPACE, Identity
@@ -36,12 +38,23 @@ class Answer(Generic[T]):
     headers: dict[str, str] = field(default_factory=dict)
 
 
+async def gone(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @dataclass(frozen=True)
 class Call:
     """One request, as a function sees it: who asks, and of which port."""
 
     port: Port
     identity: Identity
+    receive: Receive
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something that may wait for long: as long as the server runs and the client is there."""
+        return await self.port.unless_stopped(work, gone(self.receive))
 
     def space(self, name: str) -> Space:
         """A space as whoever asks may use it."""

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.engine import resume_revision
 from holdfast.errors import AuthenticationFailed, Compacted, Error, RateLimitExceeded, Unavailable
 from holdfast.layers.watching import RecordChanges
-from holdfast.server.http.endpoint import Call, endpoint
+from holdfast.server.http.endpoint import Call, endpoint, gone
 from holdfast.server.http.failures import failure_of
 from holdfast.server.http.limits import PAGE_BYTES_MAX
 from holdfast.server.http.shapes import InSpace, PageSize, Prefix, Wire
@@ -151,23 +151,23 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         feeds, token = self._call.port.feeds, self._token
         feeds[token] += 1
-        gone = asyncio.ensure_future(_gone(receive))
+        left = asyncio.ensure_future(gone(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, f"id: {self._cursor}\n\n")
             try:
-                await self._tell(send, gone)
+                await self._tell(send, left)
             except Error as error:
                 data = msgspec.json.encode(failure_of(error)).decode()
                 await _write(send, f"event: error\ndata: {data}\n\n")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            gone.cancel()
+            left.cancel()
             feeds[token] -= 1
             if not feeds[token]:
                 del feeds[token]
 
-    async def _tell(self, send: Send, gone: asyncio.Future[None]) -> None:
+    async def _tell(self, send: Send, left: asyncio.Future[None]) -> None:
         """Until the client goes, or an error ends it."""
         port = self._call.port
         keeper, limits, clock = port.keeper, port.limits, port.keeper.clock
@@ -176,8 +176,8 @@ class _Stream(Response):
         look = asyncio.ensure_future(clock.sleep_until(clock.now_ms() + limits.look_ms))
         beat_at = clock.now_ms() + limits.heartbeat_ms
         try:
-            while not gone.done():
-                await asyncio.wait((gone, stopped, following, look), return_when=asyncio.FIRST_COMPLETED)
+            while not left.done():
+                await asyncio.wait((left, stopped, following, look), return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     raise Unavailable("the server is stopping; connect again with Last-Event-ID when it is back")
                 if not keeper.is_valid(self._call.identity):
@@ -198,11 +198,6 @@ class _Stream(Response):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _write(send: Send, text: str) -> None:

@@ -132,15 +132,15 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 async def acquire(call: Call, space: Space, wanted: Wanted, request_id: str | None) -> Guard:
-    """Hold it, or raise. Given up when the server stops; the same request twice at once is one request."""
+    """Hold it, or raise. Given up when the server stops or the client goes; the same request twice at once is one request."""
     if wanted.wait_ms is None or wanted.wait_ms > call.port.limits.lock_wait_ms_max:
         raise InvalidInput(
             f"wait is at most {call.port.limits.lock_wait_ms_max / 1000:g} s over HTTP; repeat the request to wait longer"
         )
     if request_id is None:
-        return await call.port.unless_stopped(wanted.acquire())
+        return await call.unless_stopped(wanted.acquire())
     async with call.port.one_at_a_time(space.name, space.agent, request_id):
-        return await call.port.unless_stopped(wanted.acquire(request_id=request_id))
+        return await call.unless_stopped(wanted.acquire(request_id=request_id))
 
 
 def held(guard: Guard, kind: Kind, ttl_ms: int) -> Held:

@@ -46,16 +46,20 @@ class Port:
             else:
                 del self._asked[name]
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Something that may wait for long. When the server stops it is given up, and nothing is held."""
+    async def unless_stopped(self, work: Coroutine[Any, Any, T], leaving: Coroutine[Any, Any, None]) -> T:
+        """Something that may wait for long. When the server stops, or the client leaves, it is given up, and nothing is held."""
         task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self.stopping.wait())
+        stopped, left = asyncio.ensure_future(self.stopping.wait()), asyncio.ensure_future(leaving)
         try:
-            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, stopped, left), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Unavailable("the server is stopping; repeat the request when it is back")
+                raise Unavailable(
+                    "the server is stopping; repeat the request when it is back"
+                    if stopped.done()
+                    else "the client went away; what it waited for was given up"
+                )
             return task.result()
         finally:
-            stopped.cancel()
-            task.cancel()
-            await asyncio.wait((task, stopped))
+            for each in (task, stopped, left):
+                each.cancel()
+            await asyncio.wait((task, stopped, left))

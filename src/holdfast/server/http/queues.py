@@ -253,7 +253,7 @@ async def reserve_message(call: Call, path: QueueAt, body: Reserve) -> Delivered
     """Take the next message, for as long as the lease lasts."""
     queue = call.space(path.space).queue(path.name)
     wait = patience(call, body.wait)
-    found = await call.port.unless_stopped(deliver(queue, wait=wait, lease=body.lease))
+    found = await call.unless_stopped(deliver(queue, wait=wait, lease=body.lease))
     return Delivered(
         message_text(found.key),
         found.id,

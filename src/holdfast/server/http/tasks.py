@@ -155,7 +155,7 @@ async def task_result(call: Call, path: TaskAt, query: TaskWait) -> TaskResult:
     """What it gave, when it has completed."""
     wait = patience(call, 0 if query.wait == "0" else query.wait)
     handle = await call.space(path.space).tasks.get(path.tid)
-    state = await call.port.unless_stopped(handle.wait(wait))
+    state = await call.unless_stopped(handle.wait(wait))
     given = None
     if state.status != "completed" or state.result is not None:
         if state.result is not None and state.result.spilled is not None:
@@ -199,8 +199,8 @@ async def control_task(call: Call, path: TaskAt, body: ControlTask) -> ControlAn
     wait = patience(call, 0 if body.wait == "0" else body.wait)
     handle = await call.space(path.space).tasks.get(path.tid)
     if body.command == "WRITE":
-        return await call.port.unless_stopped(handle.write(body.data or "", eof=body.eof, wait=wait))
-    return await call.port.unless_stopped(handle.control(body.command, wait=wait))
+        return await call.unless_stopped(handle.write(body.data or "", eof=body.eof, wait=wait))
+    return await call.unless_stopped(handle.control(body.command, wait=wait))
 
 
 ENDPOINTS = (

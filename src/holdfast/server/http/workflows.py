@@ -169,7 +169,7 @@ async def show_execution(call: Call, path: ExecutionAt, query: EndQuery) -> Exec
     handle = await workflows.get(path.name)
     if wait != 0:
         with suppress(TimedOut, ExecutionFailed):  # how it stands tells
-            await call.port.unless_stopped(handle.result(wait))
+            await call.unless_stopped(handle.result(wait))
     return await _shown(workflows, handle)
 
 
