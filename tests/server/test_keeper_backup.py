@@ -80,3 +80,14 @@ async def test_a_backup_that_is_named_wrongly_leaves_nothing(tmp_path: Path) -> 
                 with pytest.raises(holdfast.Unavailable):
                     await store.backup(tmp_path / "no" / "folder.db")
         assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+async def test_a_backup_leaves_alone_what_another_one_is_writing(tmp_path: Path) -> None:
+    with KeeperServer.temporary() as keeper:
+        engine = await RemoteEngine.open(keeper.url, token=keeper.admin)
+        copy, part = tmp_path / "monday.db", tmp_path / "monday.db.part"
+        part.write_bytes(b"another one's")
+        with pytest.raises(InvalidInput, match="another backup is being written"):
+            await engine.backup(copy)
+        assert (part.read_bytes(), copy.exists()) == (b"another one's", False)
+        await engine.close()

@@ -155,3 +155,18 @@ async def said(keeper: KeeperServer, seen: int, words: bytes) -> None:
     async with asyncio.timeout(10):
         while words not in keeper.log.read_bytes()[seen:]:
             await asyncio.sleep(0.01)
+
+
+async def test_a_keeper_does_not_take_the_socket_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "keeper.sock"
+    keepers = [KeeperServer(tmp_path / name) for name in ("one", "two")]
+    for keeper in keepers:
+        keeper.write_settings(listen={"unix": str(path), "binary": None, "http": None})
+    keepers[0].start()
+    try:
+        refused = run("serve", "--config", str(keepers[1].config))
+        assert (refused.code, "another one does" in refused.err) == (14, True)
+        async with holdfast.open(f"holdfast+unix://{path}", token=keepers[0].admin) as store:
+            await store.space("contoso").records.set("k", 1)
+    finally:
+        keepers[0].stop()

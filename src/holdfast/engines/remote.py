@@ -154,7 +154,15 @@ class RemoteEngine:
             raise InvalidInput(f"{target} exists already; name a file that does not")
         part = target.with_name(f"{target.name}.part")
         try:
-            with part.open("xb") as file:
+            file = part.open("xb")
+        except FileExistsError:
+            raise InvalidInput(
+                f"{part} exists: another backup is being written, or was cut off; then remove it"
+            ) from None
+        except OSError as exc:
+            raise Unavailable(f"the backup {target} cannot be written: {exc.strerror or exc}") from exc
+        try:
+            with file:
                 await self._fetch_backup(file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -19,6 +19,8 @@ def unix_socket(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise InvalidInput(f"{path} exists and is no socket; name another path")
+        if _answers(path):
+            raise Unavailable(f"the keeper cannot listen at {path}: another one does. Stop it, or choose another path")
         path.unlink()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -29,3 +31,16 @@ def unix_socket(path: Path) -> socket.socket:
         listening.close()
         raise Unavailable(f"the keeper cannot listen at {path}: {exc.strerror or exc}; choose another path") from exc
     return listening
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except BlockingIOError:
+            return True  # so many ask that one has to wait
+        except OSError:
+            return False
+    return True
