@@ -508,7 +508,7 @@ class PolicedEngine:
         raise refused
 
     def _deny_verb(self, space: str, verb: str, key: str) -> NoReturn:
-        where = f" {shown(key)}" if key else ""
+        where = f" {shown(key)}" if key not in ("", "records/") else ""
         if verb == ADMIN:
             what = f"{where or ' this'} is for administrators, or names no single subspace"
         elif verb == ORCHESTRATE:

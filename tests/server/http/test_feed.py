@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from holdfast import ManualClock, Store
+from holdfast.middleware.policy import Policy
+from holdfast.middleware.rules import AccessRule, Rules
 from holdfast.server.http import Limits
-from tests.server.http.keeping import MARKET, RISK, Keeper, Running, running
+from tests.server.http.keeping import MARKET, RISK, TOKENS, Keeper, Running, running
 
 FEED = "/v1/spaces/contoso/feed"
 WAIT_S = 20
@@ -214,3 +216,16 @@ async def until_free(client: httpx.AsyncClient) -> None:
 async def test_json_is_a_page(market: httpx.AsyncClient, accept: str) -> None:
     answer = await market.get(FEED, headers={"Accept": accept})
     assert answer.headers["content-type"] == "application/json"
+
+
+async def test_who_may_not_watch_is_told_by_a_status(store: Store, clock: ManualClock) -> None:
+    rules = Rules(access_control=(AccessRule("market", allow=("Get", "Set")),))
+    policy = Policy(store.engine, clock, rules)
+    keeper = Keeper(store, clock, around=lambda engine: policy.engine_for(TOKENS[MARKET]))
+    async with running(keeper) as port, port.client(MARKET) as market:
+        await put(market, "orders/1")
+        for accept in ("text/event-stream", "application/json"):
+            for params in ({}, {"cursor": "r0"}, {"prefix": "orders/"}):
+                refused = await market.get(FEED, params=params, headers={"Accept": accept})
+                assert (refused.status_code, refused.json()["error"]) == (403, "access_denied")
+        assert "''" not in refused.text

@@ -140,3 +140,17 @@ async def waiters(client: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while len((await client.get(f"{BASE}/locks")).json()["locks"][0]["waiters"]) != count:
             await asyncio.sleep(0.01)
+
+
+async def test_what_means_nothing_for_a_kind_is_refused(market: httpx.AsyncClient) -> None:
+    for body in (
+        {"size": 2},
+        {"shared": True},
+        {"kind": "election", "shared": True},
+        {"kind": "rw", "size": 2},
+        {"kind": "semaphore", "size": 3, "units": 2},
+    ):
+        refused = await market.post(f"{BASE}/locks/l", json=body)
+        assert (refused.status_code, refused.json()["error"]) == (400, "invalid_request")
+        assert "means nothing for the kind" in refused.json()["message"]
+    assert (await market.get(f"{BASE}/locks")).json() == {"locks": []}

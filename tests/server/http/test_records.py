@@ -171,3 +171,12 @@ async def test_a_guarded_write_is_refused_when_the_guard_is_over(market: httpx.A
     ]
     assert [(response.status_code, response.json()["error"]) for response in late] == [(409, "lease_lost")] * 6
     assert (await market.get(f"{BASE}/records/cash")).json() == 10
+
+
+async def test_a_header_or_parameter_that_does_not_fit_is_told_what_would(market: httpx.AsyncClient) -> None:
+    weak = await market.put(f"{BASE}/records/a", json=1, headers={"If-Match": 'W/"1"'})
+    never = await market.put(f"{BASE}/records/a", params={"ttl": "0"}, json=1)
+    for refused, words in ((weak, 'A version as an ETag, "17"'), (never, '"250ms", "90s"')):
+        assert refused.status_code == 400
+        assert words in refused.json()["message"]
+        assert "regex" not in refused.json()["message"]

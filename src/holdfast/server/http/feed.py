@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -22,8 +23,7 @@ from msgspec import Meta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.engine import resume_revision
-from holdfast.errors import AuthenticationFailed, Compacted, Error, RateLimitExceeded, Unavailable
+from holdfast.errors import AccessDenied, AuthenticationFailed, Compacted, Error, RateLimitExceeded, Unavailable
 from holdfast.layers.watching import RecordChanges
 from holdfast.server.http.endpoint import Call, endpoint, gone
 from holdfast.server.http.failures import failure_of
@@ -34,7 +34,11 @@ from holdfast.space import Space
 EVENTS: Final = "text/event-stream"
 JSON: Final = "application/json"
 Cursor = Annotated[
-    str, Meta(pattern="^r[0-9]{1,18}$", description="Go on behind this commit; without one, from now on.")
+    str,
+    Meta(
+        pattern="^r[0-9]{1,18}$",
+        description="A cursor such as r17: go on behind this commit; without one, from now on.",
+    ),
 ]
 
 
@@ -85,11 +89,19 @@ class FeedPage(msgspec.Struct, frozen=True):
     more: bool
 
 
-@endpoint("GET", "/v1/spaces/{space}/feed", errors=(Compacted, RateLimitExceeded), media=(JSON, EVENTS), raw=True)
+@endpoint(
+    "GET",
+    "/v1/spaces/{space}/feed",
+    errors=(AccessDenied, Compacted, RateLimitExceeded),
+    media=(JSON, EVENTS),
+    raw=True,
+)
 async def read_feed(call: Call, path: InSpace, query: FeedQuery, headers: FeedHeaders) -> FeedPage:
     """Every commit that changes records: a stream of events, or with Accept: application/json one page."""
     space, cursor = call.space(path.space), headers.last_event_id or query.cursor
     if JSON in headers.accept and EVENTS not in headers.accept:
+        if cursor is None:
+            await _check(space, query.prefix, await space.cursor())
         page = await _page(space, query, cursor)
         return Response(msgspec.json.encode(page), media_type=JSON)  # type: ignore[return-value]
     token = call.identity.token_id or call.identity.agent
@@ -98,15 +110,14 @@ async def read_feed(call: Call, path: InSpace, query: FeedQuery, headers: FeedHe
             f"this token has {call.port.limits.feeds_per_token_max} feeds open; close one", retry_after=5
         )
     start = cursor or await space.cursor()
-    await _check(call, space, start)
+    await _check(space, query.prefix, start)
     return _Stream(call, space.watch(query.prefix, cursor=start), start, token)  # type: ignore[return-value]
 
 
-async def _check(call: Call, space: Space, cursor: str) -> None:
-    """Compacted now, as a status, rather than as the first event."""
-    found = await call.port.keeper.engine_for(call.identity).spaces(space.name)
-    floor, revision = (found[0].feed_floor, found[0].revision) if found else (0, 0)
-    resume_revision(cursor, floor, revision)
+async def _check(space: Space, prefix: str, cursor: str) -> None:
+    """Compacted or AccessDenied now, as a status, rather than as the first event of a stream that its client opens again and again."""
+    async with aclosing(space.watch(prefix, cursor=cursor, live=False)) as commits:  # type: ignore[type-var]
+        await anext(commits, None)
 
 
 async def _page(space: Space, query: FeedQuery, cursor: str | None) -> FeedPage:

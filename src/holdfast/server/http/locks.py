@@ -160,6 +160,11 @@ async def acquire_lock(call: Call, path: LockAt, headers: Repeatable, body: Acqu
 
 def _wanted(space: Space, name: str, body: Acquire) -> Wanted:
     wait = body.wait
+    meant = {"size": ("semaphore", "pool"), "units": ("pool",), "shared": ("rw",)}
+    given = {"size": body.size is not None, "units": body.units != 1, "shared": body.shared}
+    for field, kinds in meant.items():
+        if given[field] and body.kind not in kinds:
+            raise InvalidInput(f"{field} means nothing for the kind {body.kind!r}; it is for {' and '.join(kinds)}")
     if body.kind in ("semaphore", "pool"):
         if body.size is None:
             raise InvalidInput(f"a {body.kind} needs a size")

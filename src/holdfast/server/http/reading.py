@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.codec import INT64_MAX, INT64_MIN, mistake
@@ -123,13 +124,24 @@ def read_struct(values: Mapping[str, str], as_type: type[T], what: str) -> T:
     for name, (called, type_, required) in fields.items():
         text = unknown.pop(called, None)
         if text is not None:
-            found[name] = read_as(text, type_, f"{what}, {called}", strict=False)
+            found[name] = _read_text(text, type_, f"{what}, {called}")
         elif required:
             raise InvalidInput(f"{what}: {called} is missing")
     if unknown:
         known = ", ".join(called for called, _, _ in fields.values()) or "none"
         raise InvalidInput(f"{what}: there is no parameter {next(iter(unknown))[:60]!r} here; there is: {known}")
     return as_type(**found)
+
+
+def _read_text(text: str, as_type: Any, what: str) -> Any:
+    try:
+        return read_as(text, as_type, what, strict=False)
+    except InvalidInput:
+        described = [each for each in getattr(as_type, "__metadata__", ()) if isinstance(each, Meta) and each.pattern]
+        if not described or not described[0].description:
+            raise
+        example = f" Such as: {described[0].examples[0]}" if described[0].examples else ""
+        raise InvalidInput(f"{what}: {text!r:.60} does not fit. {described[0].description}{example}") from None
 
 
 @cache
