@@ -127,6 +127,9 @@ class Group:
         """Keys whose entry has something the feed does not tell: a touched expiry, another's age, a large value."""
         self._requests: dict[tuple[str, str], Stored] = {}
         """Commits by the request ids that must be found again quickly."""
+        self._told: dict[tuple[str, str], Stored] = {}
+        """All commits by their request ids, as far as somebody has asked for one: the first attempt may be in this very group."""
+        self._told_upto = 0
         self._due = state.due(self.now, SWEEP_MAX)
         self._swept: Stored
         self._ordered: SortedList[str] | None = None
@@ -185,6 +188,8 @@ class Group:
         """The answer to a request that was answered before."""
         asked = (batch.actor, batch.request_id or "")
         stored = self._requests.get(asked)
+        if stored is None and is_generated(asked[1]):
+            stored = self._first_attempt(asked)
         if stored is None and not known_new:
             stored = self._state.request(*asked)
         if stored is None or stored.at <= self.now - REQUEST_WINDOW_MS:
@@ -194,6 +199,14 @@ class Group:
                 f"request id {batch.request_id!r} was used before for another batch; give every request its own id"
             )
         return stored.receipt()
+
+    def _first_attempt(self, asked: tuple[str, str]) -> Stored | None:
+        """The commit of a fresh request in this group, which nobody can find elsewhere yet."""
+        for stored in islice(self.commits, self._told_upto, None):
+            if stored.request_id is not None:
+                self._told[stored.actor, stored.request_id] = stored
+        self._told_upto = len(self.commits)
+        return self._told.get(asked)
 
     def _put_alone(self, batch: Batch, op: Put) -> Receipt | None:
         """What a step does with the batch most often seen: one Put, no condition. None: it takes a step."""

@@ -291,6 +291,25 @@ class TestRequests:
             await subject.engine.commit(SPACE, msgspec.structs.replace(again, operations=(Put("a/other", b"1"),)))
         assert await subject.snapshot() == after
 
+    async def test_a_fresh_request_repeated_while_the_first_is_under_way_has_one_effect(self, subject: Subject) -> None:
+        for _ in range(2):  # an engine may look at a space that is new to it before it queues anything
+            await subject.commit(Put("a/k", b"1"))
+        for turns in range(4):
+            batches = [
+                Batch(ALICE, (Increment("a/n", 1), Push("p/", b"1")), (), new_id(), fresh=True),
+                Batch(ALICE, (Put(f"a/{turns}", b"1"),), (), new_id(), fresh=True),
+            ]
+            first = [asyncio.ensure_future(subject.engine.commit(SPACE, batch)) for batch in batches]
+            others = [asyncio.ensure_future(subject.commit(Increment("a/other", 1))) for _ in range(3)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            again = [msgspec.structs.replace(batch, fresh=False) for batch in batches * 2]
+            answers = await asyncio.gather(*(subject.engine.commit(SPACE, batch) for batch in again))
+            assert answers == [await each for each in first] * 2
+            await asyncio.gather(*others)
+            assert await subject.value("a/n") == b"%d" % (turns + 1)
+            assert len(await subject.keys("p/")) == turns + 1
+
     async def test_a_fresh_request_belongs_to_its_actor_and_space(self, subject: Subject) -> None:
         batch = Batch(ALICE, (Increment("a/n", 1),), (), new_id(), fresh=True)
         await subject.engine.commit(SPACE, batch)
