@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from holdfast import LeaseLost, LockAcquisitionError, ManualClock, Space, Store, blocking
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Batch, Push, Receipt
+from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, Space, Store, blocking
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Batch, Delete, Push, Receipt
 from holdfast.errors import OutcomeUnknown
 from holdfast.layers import lines
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.layers.lines import PERMITS
+from holdfast.layers.locks import Wanted
 from holdfast.middleware.wrapper import Wrapper
 
 STEPS = 16
@@ -239,3 +241,30 @@ async def test_a_refusal_names_who_holds_and_not_who_asked(space: Space, other: 
         clock.advance("1s")
         with pytest.raises(LockAcquisitionError, match="after 1 s: it is held by market; wait longer"):
             await task
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "pool"])
+async def test_a_size_that_was_deleted_is_agreed_on_anew_also_by_who_remembers_it(
+    space: Space, admin: Space, kind: str
+) -> None:
+    coordination = Coordination(Leases(space._scope.clock), space._scope.engine)
+    elsewhere = Space(replace(space._scope, actor="risk"), space._blob_folder, coordination)
+
+    def wanted(where: Space, size: int) -> Wanted:
+        if kind == "pool":
+            return where.pool("gpu", size=size).allocate(1)
+        return where.semaphore("gpu", permits=size)
+
+    async with wanted(space, 5):
+        pass
+    await admin._scope.commit((Delete(PERMITS.key(kind, "gpu")),))
+    held = [await wanted(elsewhere, 2).acquire() for _ in range(2)]
+    with pytest.raises(InvalidInput, match="has 2 permits"):
+        await wanted(space, 5).acquire()
+    for guard in held:
+        await guard.release()
+    await admin._scope.commit((Delete(PERMITS.key(kind, "gpu")),))
+    async with wanted(space, 1):  # alone, and so in one commit
+        with pytest.raises(InvalidInput, match="has 1 permits"):
+            await wanted(elsewhere, 2).acquire()
+    await coordination.close()

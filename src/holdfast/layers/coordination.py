@@ -30,8 +30,8 @@ class Coordination:
     def __init__(self, leases: Leases, engine: Engine | None = None) -> None:
         self.leases = leases
         self._engine = engine
-        self.sizes: dict[str, int] = {}
-        """Sizes that were compared with what is stored, by space and key."""
+        self.sizes: dict[str, tuple[int, int]] = {}
+        """Sizes that were compared with what is stored, and the version of that, by space and key."""
         self.receivers: dict[Hashable, object] = {}
         """Who takes messages here, by engine, space, agent and queue: what is put here can be handed over in the same commit."""
         self.fresh: dict[str, Any] = {}

@@ -33,7 +33,21 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
-from holdfast.engine import SCAN_MAX, Absent, Batch, Condition, Delete, Empty, Entry, Present, Push, Put, Receipt, Touch
+from holdfast.engine import (
+    SCAN_MAX,
+    Absent,
+    Batch,
+    Condition,
+    Delete,
+    Empty,
+    Entry,
+    Present,
+    Push,
+    Put,
+    Receipt,
+    Touch,
+    VersionIs,
+)
 from holdfast.errors import (
     Conflict,
     Error,
@@ -177,7 +191,7 @@ class Wanted:
 
         With a request id it may be repeated, one after the other, and is granted once.
         """
-        if self.kind in ("semaphore", "pool"):
+        if self._is_sized:
             await self._agree_on_size()
         clock = self.scope.clock
         deadline = None if self.wait_ms is None else clock.now_ms() + self.wait_ms
@@ -244,9 +258,17 @@ class Wanted:
     async def _append(self, conditions: tuple[Condition, ...], request_id: str | None) -> Receipt:
         """Append oneself to the line. Who goes away before it is known whether that was done takes it back."""
         scope = self.scope
-        batch = scope.batch((Push(self._prefix, encode(self._place()), self.ttl_ms),), conditions, request_id)
+        sized = self._as_agreed()
+        push = Push(self._prefix, encode(self._place()), self.ttl_ms)
+        batch = scope.batch((push,), (*conditions, *sized), request_id)
         try:
             receipt = await scope.sent(batch)
+        except Conflict as conflict:
+            if not sized or conflict.key != sized[0].key:
+                raise
+            del self.coordination.sizes[f"{scope.space} {conflict.key}"]  # whoever deleted it may have wanted another
+            await self._agree_on_size()
+            return await self._append(conditions, request_id)
         except OutcomeUnknown:
             if request_id is None:
                 self.coordination.leases.aside(self._take_back(batch))
@@ -358,26 +380,38 @@ class Wanted:
             actual=first,
         )
 
+    @property
+    def _is_sized(self) -> bool:
+        return self.kind in ("semaphore", "pool")
+
+    def _as_agreed(self) -> tuple[VersionIs, ...]:
+        """That the size is still the one that was agreed on."""
+        if not self._is_sized:
+            return ()
+        key = PERMITS.key(self.kind, self.name)
+        return (VersionIs(key, self.coordination.sizes[f"{self.scope.space} {key}"][1]),)
+
     async def _agree_on_size(self) -> None:
         """The first user stores the size; everybody else must name the same."""
         key = PERMITS.key(self.kind, self.name)
         known = self.coordination.sizes.get(f"{self.scope.space} {key}")
-        if known is None:
+        if known is None or known[0] != self.size:  # it may have been deleted since
             try:
-                await self.scope.commit((Put(key, encode(self.size)),), (Absent(key),))
-                known = self.size
+                receipt = await self.scope.commit((Put(key, encode(self.size)),), (Absent(key),))
+                known = self.size, receipt.version
             except Conflict as conflict:
                 if conflict.actual is None:
                     raise
-                known = permits_of(conflict.actual)
-                if known is None:
+                size = permits_of(conflict.actual)
+                if size is None:
                     raise InvalidInput(
                         f"what is stored under {key!r} is no number of permits; an administrator has to delete it"
                     ) from conflict
+                known = size, conflict.actual.version
             self.coordination.sizes[f"{self.scope.space} {key}"] = known
-        if known != self.size:
+        if known[0] != self.size:
             raise InvalidInput(
-                f"{self.called} has {known} permits since its first use; it cannot be used with {self.size}"
+                f"{self.called} has {known[0]} permits since its first use; it cannot be used with {self.size}"
             )
 
     async def __aenter__(self) -> Guard:
