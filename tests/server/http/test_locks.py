@@ -154,3 +154,17 @@ async def test_what_means_nothing_for_a_kind_is_refused(market: httpx.AsyncClien
         assert (refused.status_code, refused.json()["error"]) == (400, "invalid_request")
         assert "means nothing for the kind" in refused.json()["message"]
     assert (await market.get(f"{BASE}/locks")).json() == {"locks": []}
+
+
+async def test_whose_token_is_revoked_while_it_stands_in_line_is_skipped(
+    port: Running, market: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    await market.post(f"{BASE}/locks/book", json={"ttl": "1h"})
+    async with port.client(RISK) as waiting:
+        asked = asyncio.create_task(waiting.post(f"{BASE}/locks/book", json={"wait": "30s"}))
+        await waiters(market, 1)
+        port.keeper.revoked.add(RISK)
+        clock.advance("1s")
+        refused = await asyncio.wait_for(asked, DEADLINE_S)
+    assert (refused.status_code, refused.json()["error"]) == (401, "authentication_failed")
+    await waiters(market, 0)

@@ -11,6 +11,7 @@ and returns its answer's type, or `Answer[type]` to add a status or headers. `ap
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, g
 
 from starlette.types import Receive
 
-from holdfast.errors import AccessDenied, Error, InvalidInput
+from holdfast.errors import AccessDenied, AuthenticationFailed, Error, InvalidInput
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.server.http.failures import Failure
 from holdfast.space import Space, check_space
@@ -53,8 +54,22 @@ class Call:
     receive: Receive
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Something that may wait for long: as long as the server runs and the client is there."""
-        return await self.port.unless_stopped(work, gone(self.receive))
+        """Something that may wait for long: as long as the server runs, and the client is there and welcome."""
+        return await self.port.unless_stopped(work, self._left())
+
+    async def _left(self) -> None:
+        """Return when the client has gone; AuthenticationFailed when its token is no longer good."""
+        keeper, left = self.port.keeper, asyncio.ensure_future(gone(self.receive))
+        try:
+            while not left.done():
+                look_at = keeper.clock.now_ms() + self.port.limits.look_ms
+                look = asyncio.ensure_future(keeper.clock.sleep_until(look_at))
+                await asyncio.wait((left, look), return_when=asyncio.FIRST_COMPLETED)
+                look.cancel()
+                if not keeper.is_valid(self.identity):
+                    raise AuthenticationFailed("the token is no longer valid; what it waited for was given up")
+        finally:
+            left.cancel()
 
     def space(self, name: str) -> Space:
         """A space as whoever asks may use it."""

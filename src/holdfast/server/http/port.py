@@ -52,14 +52,13 @@ class Port:
         stopped, left = asyncio.ensure_future(self.stopping.wait()), asyncio.ensure_future(leaving)
         try:
             await asyncio.wait((task, stopped, left), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Unavailable(
-                    "the server is stopping; repeat the request when it is back"
-                    if stopped.done()
-                    else "the client went away; what it waited for was given up"
-                )
-            return task.result()
+            if task.done():
+                return task.result()
+            if stopped.done():
+                raise Unavailable("the server is stopping; repeat the request when it is back")
+            left.result()
+            raise Unavailable("the client went away; what it waited for was given up")
         finally:
             for each in (task, stopped, left):
                 each.cancel()
-            await asyncio.wait((task, stopped, left))
+            await asyncio.gather(task, stopped, left, return_exceptions=True)
