@@ -16,8 +16,9 @@ from holdfast.errors import Compacted, RateLimitExceeded
 from holdfast.identity import Identity
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import Policy
-from holdfast.middleware.rules import RateLimit, Rules
+from holdfast.middleware.rules import AccessRule, RateLimit, Rules
 from holdfast.middleware.wrapper import Wrapper
 
 DEADLINE_S = 20
@@ -141,3 +142,22 @@ async def test_a_feed_that_was_compacted_while_the_store_refuses_is_followed_aga
     async with asyncio.timeout(DEADLINE_S):
         await (await task).release()
     await coordination.close()
+
+
+async def test_who_may_lock_and_not_watch_gets_its_turn_and_is_not_refused_all_the_time() -> None:
+    clock, denials = ManualClock(), list[Denial]()
+    rules = Rules(access_control=(AccessRule("*", allow=("Lock", "Unlock")),), rate_limits=())
+    policy = Policy(MemoryEngine(clock=clock), clock, rules, denied=denials.append)
+    async with holdfast.open("memory:", clock=clock, background=False) as store:
+        leases = Leases(clock)
+        engine: Engine = policy.engine_for(Identity("market", "agent", SPACE))
+        coordination = Coordination(leases, engine)
+        space = store.seen_through(engine, SPACE, "market", coordination)
+        holder = await space.lock("book", ttl=30).acquire()
+        task = asyncio.create_task(space.lock("book", wait=None).acquire())
+        await steps(clock, 12, each=0.05)
+        assert 1 <= len(denials) <= 4
+        await holder.release()
+        await steps(clock, 6, each=0.05)
+        await (await task).release()
+        await coordination.close()

@@ -33,7 +33,7 @@ from sortedcontainers import SortedDict
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
-from holdfast.errors import Compacted, Error
+from holdfast.errors import AccessDenied, Compacted, Error
 from holdfast.keys import Subspace
 
 LOCKS: Final = Subspace("locks")
@@ -259,8 +259,11 @@ class Lines:
                 log.debug("the feed of %s is followed from now: %s", self._space, exc)
                 cursor = await self._now(cursor)
             except Error as exc:
+                pause_ms = (
+                    LOOK_MS_MAX if isinstance(exc, AccessDenied) else RETRY_MS
+                )  # each try of one who may not is noted
                 log.warning("the feed of %s cannot be followed and is tried again: %s", self._space, exc)
-                await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
+                await self._clock.sleep_until(self._clock.now_ms() + pause_ms)
 
     async def _now(self, cursor: str) -> str:
         """Read every line anew; the feed is followed from before that."""
