@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from holdfast.engine import Batch, Delete, Increment, Put, Receipt
+from holdfast.engine import Batch, Delete, Entry, Increment, Put, Receipt
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.resident import ResidentEngine
 from holdfast.ids import new_id
@@ -165,6 +165,36 @@ async def test_a_client_that_does_not_read_costs_little_and_is_let_go(serve: Ser
         async with asyncio.timeout(10):
             while running.port.connections:
                 await asyncio.sleep(0.01)
+
+
+async def test_many_large_answers_that_come_together_wait_until_they_are_taken(serve: Serve) -> None:
+    class Gathering(Wrapper):
+        """Gives all answers in one moment, as an engine does that notes reads in one commit."""
+
+        asked = 0
+        all_asked = asyncio.Event()
+
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            self.asked += 1
+            if self.asked == 100:
+                self.all_asked.set()
+            await self.all_asked.wait()
+            return await super().get(space, keys)
+
+    engine = MemoryEngine()
+    await engine.commit(SPACE, Batch("a", (Put("records/a", b'"' + b"x" * 1_000_000 + b'"'),)))
+    gathering = Gathering(engine)
+    running = await serve(gathering)
+    async with connected(running) as raw:
+        raw.say(*(Get(n, SPACE, ["records/a"]) for n in range(1, 101)))
+        async with asyncio.timeout(10):
+            await gathering.all_asked.wait()
+        await asyncio.sleep(0.1)
+        [held] = list(running.port.connections)
+        assert held._transport.get_write_buffer_size() + held._unsent < 10 * (1 << 20)
+        async with asyncio.timeout(10):
+            answers = [await raw.hear() for _ in range(100)]
+        assert {answer.id for answer in answers} == set(range(1, 101))
 
 
 async def test_a_page_is_cut_where_it_gets_large(serve: Serve) -> None:

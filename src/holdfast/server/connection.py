@@ -457,7 +457,9 @@ class Connection(asyncio.Protocol):
                 self._answer(message.id, await work(self.engine, message))
                 await self.writable()
         else:
-            self._answer(message.id, await work(self.engine, message))
+            answer = await work(self.engine, message)
+            await self.writable()  # others may have answered meanwhile, and nobody has taken it
+            self._answer(message.id, answer)
 
     def _answer(self, id: int, message: Message) -> None:
         """Send it, if it is not too large; that is found out before it is packed."""
