@@ -456,9 +456,7 @@ def check_batch(batch: Batch) -> int:
         raise InvalidInput(f"a batch has at most {OPERATIONS_MAX} operations; this one has {len(operations)}")
     if len(conditions) > CONDITIONS_MAX:
         raise InvalidInput(f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(conditions)}")
-    size = 0
-    for condition in conditions:
-        size += _check_condition(condition)
+    size = _check_conditions(conditions)
     if operations:
         size += _check_operations(operations)
     if size > BATCH_BYTES_MAX:
@@ -469,23 +467,27 @@ def check_batch(batch: Batch) -> int:
 # By type and not by isinstance, the most frequent kinds first: these are asked of everything that is ever committed.
 
 
-def _check_condition(condition: Condition) -> int:
-    if type(condition) is VersionIs:
-        check_key(condition.key)
-        _check_int64(condition.version)
-    elif type(condition) is Absent or type(condition) is Present or type(condition) is Mine:
-        check_key(condition.key)
-    elif type(condition) is ValueIs:
-        check_key(condition.key)
-        return _check_value(condition.key, condition.value)
-    elif type(condition) is AtLeast:
-        check_key(condition.key)
-        _check_int64(condition.number)
-    elif type(condition) is Empty:
-        check_prefix(condition.prefix)
-    else:
-        raise InvalidInput(f"{condition!r:.60} is not a condition")
-    return 0
+def _check_conditions(conditions: tuple[Condition, ...]) -> int:
+    size = 0
+    for condition in conditions:
+        if type(condition) is VersionIs:
+            _check_int64(condition.version)
+        elif type(condition) is ValueIs:
+            check_key(condition.key)
+            size += _check_value(condition.key, condition.value)
+        elif type(condition) is AtLeast:
+            _check_int64(condition.number)
+        elif type(condition) is Empty:
+            check_prefix(condition.prefix)
+            continue
+        elif type(condition) not in (Absent, Present, Mine):
+            raise InvalidInput(f"{condition!r:.60} is not a condition")
+        key = condition.key  # type: ignore[union-attr]
+        if not (
+            type(key) is str and key.isascii() and len(key) <= KEY_BYTES_MAX and "\0" not in key and key.find("/") > 0
+        ):
+            check_key(key)  # a plain one needs no call, as in `_check_put`
+    return size
 
 
 def _check_operations(operations: tuple[Operation, ...]) -> int:
@@ -495,9 +497,8 @@ def _check_operations(operations: tuple[Operation, ...]) -> int:
         if type(op) is Put:
             size += _check_put(op)
         elif type(op) is Push:
-            if (
-                checked is None or op.prefix is not checked
-            ):  # of many that are appended together only the first is looked at
+            # Of many that are appended together only the first is looked at.
+            if checked is None or op.prefix is not checked:
                 check_prefix(op.prefix)
                 checked = op.prefix
             size += len(op.prefix) + _check_value(op.prefix, op.value)

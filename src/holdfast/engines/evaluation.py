@@ -242,7 +242,7 @@ class Group:
             if batch.request_id is None:
                 stored = Stored(step.revision, self.now, batch.actor, step.changes)
             else:  # a repeated request may ask for the results
-                told = digest_of(batch), copied(results)
+                told = digest_of(batch), copied(results) if step.has_taken else [*results]
                 stored = Stored(step.revision, self.now, batch.actor, step.changes, batch.request_id, *told)
                 if not batch.fresh:
                     self._requests[batch.actor, batch.request_id] = stored
@@ -256,7 +256,9 @@ class Group:
         for old, new in step.replaced:
             self._account(old, new)
         for prefix, (count, size) in step.pushed.items():
-            self._charge(batch.actor, prefix, count, size + count * (len(prefix.encode()) + ID_DIGITS))
+            charged = self._charged(batch.actor, prefix)
+            charged[0] += count
+            charged[1] += size + count * (len(prefix.encode()) + ID_DIGITS)
         return Receipt(self.revision, self.now, results)
 
     def _sweep(self, touched: dict[str, Entry]) -> None:
@@ -279,30 +281,34 @@ class Group:
                 self._account(entry, None)
 
     def _account(self, old: Entry | None, new: Entry | None) -> None:
+        # `size_of`, written out twice: every change comes by here.
+        if old is not None and new is not None and old.owner == new.owner:
+            if len(old.value) != len(new.value):
+                self._charged(new.owner, new.key)[1] += len(new.value) - len(old.value)
+            return
         if old is not None:
-            if new is not None and old.owner == new.owner:
-                if len(old.value) != len(new.value):
-                    self._charge(new.owner, new.key, 0, len(new.value) - len(old.value))
-                return
-            self._charge(old.owner, old.key, -1, -size_of(old))
+            charged = self._charged(old.owner, old.key)
+            charged[0] -= 1
+            charged[1] -= len(old.key.encode()) + len(old.value)
         if new is not None:
-            self._charge(new.owner, new.key, 1, size_of(new))
+            charged = self._charged(new.owner, new.key)
+            charged[0] += 1
+            charged[1] += len(new.key.encode()) + len(new.value)
 
-    def _charge(self, owner: str, key: str, keys: int, size: int) -> None:
+    def _charged(self, owner: str, key: str) -> list[int]:
+        """How many keys and bytes more an owner has in the subspace of this key."""
         where = (owner, key[: key.index("/")])
         charged = self.usage.get(where)
         if charged is None:
-            self.usage[where] = [keys, size]
-        else:
-            charged[0] += keys
-            charged[1] += size
+            charged = self.usage[where] = [0, 0]
+        return charged
 
 
 class _Step:
     """One batch under evaluation; nothing of it counts until the group accepts it."""
 
     __slots__ = (
-        "batch", "changes", "expired", "group", "last_id", "now", "pushed", "replaced", "revision", "untold", "writes",
+        "batch", "changes", "expired", "group", "has_taken", "last_id", "now", "pushed", "replaced", "revision", "untold", "writes",
     )  # fmt: skip
 
     def __init__(self, group: Group, batch: Batch) -> None:
@@ -319,6 +325,7 @@ class _Step:
         """By prefix: how many entries were appended, and the bytes of their values."""
         self.expired: dict[str, Entry] = {}
         self.untold: list[str] = []
+        self.has_taken = False
 
     def live(self, key: str) -> Entry | None:
         """The entry as this batch sees it; an expired one is not there."""
@@ -363,7 +370,8 @@ class _Step:
     def perform(self, op: Operation) -> Result:
         if type(op) is Put:
             owner = self.batch.actor if op.owner is None else op.owner
-            self._put("put", op.key, op.value, self.live(op.key), owner, self._expiry(op.ttl_ms), op.tag)
+            expires_at = None if op.ttl_ms is None else self.now + op.ttl_ms
+            self._put("put", op.key, op.value, self.live(op.key), owner, expires_at, op.tag)
             return None
         if type(op) is Push:
             return self._push(op)
@@ -378,9 +386,6 @@ class _Step:
         if type(op) is Touch:
             return self._touch(op)
         return self._take(op)  # type: ignore[arg-type]
-
-    def _expiry(self, ttl_ms: int | None) -> int | None:
-        return None if ttl_ms is None else self.now + ttl_ms
 
     def _push(self, op: Push) -> str:
         """What `_put` does where nothing can be yet; written out, because many are appended together."""
@@ -437,11 +442,12 @@ class _Step:
         if not INT64_MIN <= total <= INT64_MAX:
             raise InvalidInput(f"{shown(key)} would become {total}, which is no 64-bit integer any more")
         value = b"%d" % total
+        expires_at = None if ttl_ms is None else self.now + ttl_ms
         if old is None:
-            self._put("increment", key, value, None, self.batch.actor, self._expiry(ttl_ms), "")
+            self._put("increment", key, value, None, self.batch.actor, expires_at, "")
         else:
-            expires_at = old.expires_at if ttl_ms is None else self.now + ttl_ms
-            self._put("increment", key, value, old, old.owner, expires_at, old.tag)
+            kept_until = old.expires_at if ttl_ms is None else expires_at
+            self._put("increment", key, value, old, old.owner, kept_until, old.tag)
         return total
 
     def _touch(self, op: Touch) -> int | None:
@@ -459,6 +465,7 @@ class _Step:
         return expires_at
 
     def _take(self, op: Take) -> list[Entry]:
+        self.has_taken = True
         taken = self._first_live(op.source, op.n, op.upto)
         moved: list[Entry] = []
         for old in taken:
