@@ -322,8 +322,9 @@ class SqliteEngine:
                     item.outcome = _Moved()
                 continue
             if len(items) > 1 or len(items[0].batch.operations) > 1:
-                state.prepare(item.batch for item in items)
-                state.expect(item.batch for item in items)
+                batches = [item.batch for item in items]
+                state.prepare(batches)
+                state.expect(batches)
             group = Group(state, now)
             for item in items:
                 try:

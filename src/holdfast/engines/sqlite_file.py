@@ -47,6 +47,8 @@ WAL_PAGES_MAX: Final = 1_000
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 """A write-ahead log that grew larger is truncated to this size."""
 POLL_S: Final = 0.25
+EVENTS_BYTES: Final = 1024
+"""Events of inotify read at once, of 16 bytes each; the kernel makes one of those that follow each other and are alike."""
 MMAP_BYTES: Final = 1024 * 1024 * 1024
 """How much of the file is read through a memory map, shared by all processes: it keeps reads cheap in a large store."""
 CACHE_KIB: Final = 32 * 1024
@@ -470,11 +472,11 @@ class Bell:
         """Hear nothing of what was rung so far. For who has the file's lock, has just rung itself, and knows what came before."""
         if self._fd is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._fd, 65536)
+                os.read(self._fd, EVENTS_BYTES)
 
     def _heard(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(fd, 65536)
+            os.read(fd, EVENTS_BYTES)
         self._rung()
 
     async def _poll(self) -> None:

@@ -205,6 +205,29 @@ def _find(commits: bytes, actor: str, request_id: str) -> Stored | None:
     return next(found, None)
 
 
+class _Known(dict[str, Entry | None]):
+    """Entries of a space by key, None for what is not there. What is not remembered is read, and not remembered for that."""
+
+    def __init__(self, execute: Execute, space: int | None) -> None:
+        self._execute = execute
+        self._space = space
+        self.missed = True
+        """Whether anything had to be read one by one."""
+        self.large: set[str] = set()
+
+    def __missing__(self, key: str) -> Entry | None:
+        self.missed = True
+        row = None if self._space is None else first_row(self._execute, _ONE, (self._space, key))
+        return None if row is None else self.seen([Entry(*row)])[0]
+
+    def seen(self, entries: list[Entry]) -> list[Entry]:
+        """The entries, having noted which of them are large. Whatever a batch changes was read here before."""
+        for entry in entries:
+            if len(entry.value) > VALUE_INLINE_MAX:
+                self.large.add(entry.key)
+        return entries
+
+
 class SpaceState:
     """One space as the evaluation and single reads see it, on the connection that writes.
 
@@ -220,11 +243,7 @@ class SpaceState:
         self.dropped = False
         self.revision = self.time = self.last_id = 0
         self._requests = Requests()
-        self._known: dict[str, Entry | None] = {}
-        self.large: set[str] = set()
-        """Keys seen with a large value."""
         self._next_due: int | None = None
-        self._missed = True
         self._passing: list[str] = []
         """Keys of large entries that are known for this group only."""
         row = first_row(execute, _SPACE, (name,))
@@ -232,29 +251,25 @@ class SpaceState:
             self.id, self.durability, self.dropped = row
             self.revision, self.time, self.last_id = head_of(execute, row[0])
             self._next_due = next_expiry(execute, row[0])
+        self._known = _Known(execute, self.id)
+        self.entry = self._known.__getitem__
+        self.large = self._known.large
+        """Keys seen with a large value."""
 
     def prepare(self, batches: Iterable[Batch]) -> None:
         """Read the entries these batches name at once, if the group before had to look up any."""
-        if self.id is not None and self._missed:
-            known = self._known
+        known = self._known
+        if self.id is not None and known.missed:
             unknown = [key for key in keys_of(batches) if key not in known]
-            self._missed = bool(unknown)
+            known.missed = bool(unknown)
             if unknown:
                 known.update(dict.fromkeys(unknown))
-                for entry in self._seen(fetch(self._execute, self.id, unknown)):
+                for entry in known.seen(fetch(self._execute, self.id, unknown)):
                     known[entry.key] = entry
                 self._passing = [key for key in unknown if key in self.large]
 
-    def entry(self, key: str) -> Entry | None:
-        known = self._known
-        if key in known:
-            return known[key]
-        self._missed = True
-        row = None if self.id is None else first_row(self._execute, _ONE, (self.id, key))
-        return None if row is None else self._seen([Entry(*row)])[0]
-
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
-        return [] if self.id is None else self._seen(select_range(self._execute, self.id, prefix, after, limit))
+        return [] if self.id is None else self._known.seen(select_range(self._execute, self.id, prefix, after, limit))
 
     def vacant(self, prefix: str) -> bool:
         return not self.first(prefix, None, 1)
@@ -262,14 +277,7 @@ class SpaceState:
     def due(self, now: int, limit: int) -> list[Entry]:
         if self.id is None or self._next_due is None or now < self._next_due:
             return []
-        return self._seen([Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))])
-
-    def _seen(self, entries: list[Entry]) -> list[Entry]:
-        """The entries, having noted which of them are large. Whatever a batch changes was read here before."""
-        for entry in entries:
-            if len(entry.value) > VALUE_INLINE_MAX:
-                self.large.add(entry.key)
-        return entries
+        return self._known.seen([Entry(*row) for row in self._execute(_DUE, (self.id, now, limit))])
 
     def request(self, actor: str, request_id: str) -> Stored | None:
         return None if self.id is None else self._requests.find(self._execute, self.id, self.time, actor, request_id)
