@@ -12,7 +12,7 @@ from holdfast.engine import Change, ChangeSet, cursor_at
 from holdfast.engines import feed_tail
 from holdfast.engines.bells import Bells
 from holdfast.engines.feed import READ_MAX, follow
-from holdfast.engines.feed_tail import Following, Tail, Tails
+from holdfast.engines.feed_tail import Tail, Tails
 from holdfast.errors import Compacted, Unavailable
 
 
@@ -59,10 +59,11 @@ class Store:
 async def seen(tail: Tail, count: int, cursor: int = 0) -> list[int]:
     """The versions of so many commits, as a watcher gets them."""
     versions: list[int] = []
-    async for commit in follow(Following(tail, ()), (), cursor_at(cursor)):
-        versions.append(commit.version)
-        if len(versions) == count:
-            break
+    with tail.watching(()) as feed:
+        async for commit in follow(feed, (), cursor_at(cursor)):
+            versions.append(commit.version)
+            if len(versions) == count:
+                break
     return versions
 
 
@@ -125,7 +126,8 @@ async def test_a_commit_that_is_told_of_during_a_reading_is_not_missed() -> None
 
 
 async def all_there_is(tail: Tail) -> list[int]:
-    return [commit.version async for commit in follow(Following(tail, ()), (), cursor_at(0), live=False)]
+    with tail.watching(()) as feed:
+        return [commit.version async for commit in follow(feed, (), cursor_at(0), live=False)]
 
 
 async def test_who_reads_to_the_end_does_not_take_the_middle_of_anothers_reading_for_it() -> None:
@@ -241,9 +243,8 @@ async def test_a_position_that_the_tail_does_not_know_is_the_stores_to_judge(mon
 async def test_one_that_stands_further_than_the_tail_does_not_keep_the_loop_busy() -> None:
     store = Store()
     tail = Tail(store)
-    slow = follow(Following(tail, ()), (), cursor_at(0))
     store.commit()
-    assert (await anext(slow)).version == 1
+    assert await seen(tail, 1) == [1]
     store.commit(3)
     ahead = asyncio.ensure_future(seen(tail, 1, cursor=4))
     await steps(50)
@@ -260,16 +261,17 @@ async def test_who_watches_something_else_is_not_woken_and_need_not_read_what_it
     monkeypatch.setattr(feed_tail, "KEPT_MAX", 8)
     store = Store()
     tail = Tail(store)
-    feed = Following(tail, ("never/", "rare/100"))
-    watching = asyncio.ensure_future(anext(follow(feed, ("never/", "rare/100"), cursor_at(0))))
-    await steps()
-    before = store.readings
-    for _ in range(99):
-        tail.made(len(store.commits), store.commit())
-        await steps(3)
-    tail.made(99, store.commit())
-    assert (await asyncio.wait_for(watching, 5)).version == 100
-    assert store.readings == before
+    prefixes = ("never/", "rare/100")
+    with tail.watching(prefixes) as feed:
+        watching = asyncio.ensure_future(anext(follow(feed, prefixes, cursor_at(0))))
+        await steps()
+        before = store.readings
+        for _ in range(99):
+            tail.made(len(store.commits), store.commit())
+            await steps(3)
+        tail.made(99, store.commit())
+        assert (await asyncio.wait_for(watching, 5)).version == 100
+        assert store.readings == before
 
 
 async def test_one_that_leaves_and_one_that_was_woken_keep_nobody_from_being_woken() -> None:
@@ -318,8 +320,9 @@ def test_whatever_happens_everybody_sees_every_commit_once_and_in_order(
             prefix = ("", "rare/", "often/")[len(watching) % 3]
 
             async def go() -> None:
-                async for commit in follow(Following(tail, (prefix,)), (prefix,), cursor_at(start)):
-                    versions.append(commit.version)
+                with tail.watching((prefix,)) as feed:
+                    async for commit in follow(feed, (prefix,), cursor_at(start)):
+                        versions.append(commit.version)
 
             watching.append((start, prefix, versions, asyncio.ensure_future(go())))
 

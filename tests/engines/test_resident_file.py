@@ -386,7 +386,7 @@ async def test_only_those_are_woken_whose_prefix_is_touched_and_they_miss_nothin
     for task in idle:
         task.cancel()
     await asyncio.gather(*idle, return_exceptions=True)
-    assert [bells._waiting for bells in engine._bells.values() if bells._waiting] == []
+    assert [bells._listening for bells in engine._bells.values() if bells._listening] == []
     await engine.close()
 
 

@@ -8,7 +8,8 @@ to which revision that is so: it need not read what came before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast.engine import ChangeSet
@@ -17,68 +18,99 @@ FEW: Final = 16
 """So many prefixes are compared one by one, before anything is looked up."""
 
 
-class Bells:
-    """The waiters of one space."""
+class Listener:
+    """One who waits for changes of a space, again and again."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[int | None]]] = {}
-        self._lengths: dict[int, int] = {}
-        """How many prefixes there are of each length."""
-        self._asleep = 0
-        """Who was not rung for yet."""
+    __slots__ = ("_bells", "_loop", "waiter")
 
-    async def wait(self, prefixes: tuple[str, ...]) -> int | None:
+    def __init__(self, bells: Bells) -> None:
+        self._bells = bells
+        self._loop = asyncio.get_running_loop()
+        self.waiter: asyncio.Future[int | None] | None = None
+
+    async def wait(self) -> int | None:
         """Return at the next commit that touches a prefix, with the revision before it; None: there is another reason to look."""
-        waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
-        for prefix in prefixes:
-            waiting = self._waiting.get(prefix)
-            if waiting is None:
-                self._waiting[prefix] = {waiter}
-                self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
-            else:
-                waiting.add(waiter)
-        self._asleep += 1
+        waiter: asyncio.Future[int | None] = self._loop.create_future()
+        self.waiter = waiter
+        self._bells.asleep += 1
         try:
             return await waiter
         finally:
             if waiter.cancelled():
-                self._asleep -= 1
-            for prefix in prefixes:
-                self._leave(prefix, waiter)
+                self._bells.asleep -= 1
+            self.waiter = None
 
-    def _leave(self, prefix: str, waiter: asyncio.Future[int | None]) -> None:
-        waiting, length = self._waiting[prefix], len(prefix)
-        waiting.discard(waiter)
-        if not waiting:
-            del self._waiting[prefix]
+
+class Bells:
+    """The waiters of one space."""
+
+    def __init__(self) -> None:
+        self._listening: dict[str, set[Listener]] = {}
+        self._lengths: dict[int, int] = {}
+        """How many prefixes there are of each length."""
+        self.asleep = 0
+        """Who waits, and was not rung for yet."""
+
+    @contextlib.contextmanager
+    def listening(self, prefixes: tuple[str, ...]) -> Iterator[Listener]:
+        """One who waits for changes under these prefixes, as long as this lasts."""
+        listener = Listener(self)
+        prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
+        for prefix in prefixes:
+            self._join(prefix, listener)
+        try:
+            yield listener
+        finally:
+            for prefix in prefixes:
+                self._leave(prefix, listener)
+
+    async def wait(self, prefixes: tuple[str, ...]) -> int | None:
+        """As `Listener.wait`, for who waits once."""
+        with self.listening(prefixes) as listener:
+            return await listener.wait()
+
+    def _join(self, prefix: str, listener: Listener) -> None:
+        listening, length = self._listening.get(prefix), len(prefix)
+        if listening is None:
+            self._listening[prefix] = {listener}
+            self._lengths[length] = self._lengths.get(length, 0) + 1
+        else:
+            listening.add(listener)
+
+    def _leave(self, prefix: str, listener: Listener) -> None:
+        listening, length = self._listening[prefix], len(prefix)
+        listening.discard(listener)
+        if not listening:
+            del self._listening[prefix]
             self._lengths[length] -= 1
             if not self._lengths[length]:
                 del self._lengths[length]
 
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
         """These commits follow that revision."""
-        waiting = self._waiting
-        if not self._asleep:
+        listening = self._listening
+        if not self.asleep:
             return
-        any_of = tuple(waiting) if len(waiting) <= FEW else ("",)
+        any_of = tuple(listening) if len(listening) <= FEW else ("",)
         for commit in commits:
             for change in commit.changes:
                 key = change.key
                 if key.startswith(any_of):
                     for length in self._lengths:
-                        for waiter in waiting.get(key[:length], ()):
-                            if not waiter.done():
-                                waiter.set_result(after)
-                                self._asleep -= 1
-                    if not self._asleep:
+                        for listener in listening.get(key[:length], ()):
+                            self._wake(listener, after)
+                    if not self.asleep:
                         return
             after = commit.version
 
     def ring_all(self, at: int | None = None) -> None:
         """Everybody is to look; up to that revision, if one is given, nobody who waits has missed anything."""
-        for waiting in self._waiting.values():
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(at)
-                    self._asleep -= 1
+        for listening in self._listening.values():
+            for listener in listening:
+                self._wake(listener, at)
+
+    def _wake(self, listener: Listener, after: int | None) -> None:
+        waiter = listener.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(after)
+            self.asleep -= 1

@@ -18,7 +18,7 @@ from math import inf
 from typing import Final
 
 from holdfast.engine import ChangeSet
-from holdfast.engines.bells import Bells
+from holdfast.engines.bells import Bells, Listener
 from holdfast.engines.feed import Source
 from holdfast.errors import Error
 
@@ -101,11 +101,21 @@ class Tail:
             self._told = inf  # what came while we read may be missing from it
         return found
 
-    async def changed(self, after: int, prefixes: tuple[str, ...]) -> int:
-        """Return when something may have touched a prefix after this revision, with that up to which nothing has."""
+    @contextlib.contextmanager
+    def watching(self, prefixes: tuple[str, ...]) -> Iterator[Following]:
+        """The feed for one watcher, as long as this lasts."""
+        self.watchers += 1
+        try:
+            with self._bells.listening(prefixes) as listener:
+                yield Following(self, listener)
+        finally:
+            self.watchers -= 1
+
+    async def changed(self, after: int, listener: Listener) -> int:
+        """Return when something may have touched what is listened for after this revision, with that up to which nothing has."""
         if self._is_behind or self._reached > after:
             return after
-        return max(after, await self._bells.wait(prefixes) or 0)
+        return max(after, await listener.wait() or 0)
 
     async def _catch_up(self, limit: int) -> None:
         """Read what is missing, once for everybody; a watcher that leaves meanwhile takes nothing from the others."""
@@ -133,7 +143,7 @@ class Tail:
             self._bells.ring(self._reached, commits)
             self._commits += commits
             self._reached = commits[-1].version
-            self._bytes += sum(map(_size, commits))
+            self._bytes += _size(commits)
             if len(self._commits) > KEPT_MAX or self._bytes > KEPT_BYTES_MAX:
                 self._trim()
 
@@ -141,28 +151,28 @@ class Tail:
         """More at once than must be, because the front of a list is dear to remove."""
         count = max(1, len(self._commits) // 2)
         self._floor = self._commits[count - 1].version
-        self._bytes -= sum(map(_size, self._commits[:count]))
+        self._bytes -= _size(self._commits[:count])
         del self._commits[:count]
 
 
 class Following:
     """The feed of a space for one watcher: a `Feed`. What does not touch its prefixes does not wake it, nor is it read again."""
 
-    def __init__(self, tail: Tail, prefixes: tuple[str, ...]) -> None:
+    def __init__(self, tail: Tail, listener: Listener) -> None:
         self.bounds = tail.bounds
         self._tail = tail
-        self._prefixes = prefixes
+        self._listener = listener
         self._quiet_until = 0
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         return await self._tail.read(max(after, self._quiet_until), limit)
 
     async def changed(self, after: int) -> None:
-        self._quiet_until = await self._tail.changed(max(after, self._quiet_until), self._prefixes)
+        self._quiet_until = await self._tail.changed(max(after, self._quiet_until), self._listener)
 
 
-def _size(commit: ChangeSet) -> int:
-    return CHANGE_BYTES * len(commit.changes) + sum([len(change.value) for change in commit.changes])
+def _size(commits: Sequence[ChangeSet]) -> int:
+    return sum([CHANGE_BYTES + len(change.value) for commit in commits for change in commit.changes])
 
 
 class Tails:
@@ -187,11 +197,10 @@ class Tails:
         tail = self._tails.get(space)
         if tail is None:
             tail = self._tails[space] = Tail(self._source(space))
-        tail.watchers += 1
         try:
-            yield Following(tail, prefixes)
+            with tail.watching(prefixes) as following:
+                yield following
         finally:
-            tail.watchers -= 1
             if not tail.watchers:
                 self._tails.pop(space, None)
 
