@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
@@ -28,6 +28,7 @@ WHOLE_BYTES_MAX: Final = 16 * 1024
 """Up to here a foreign value is looked at by reading it; beyond, that would take too long."""
 LOOKED_AT_BYTES_MAX: Final = 256 * 1024
 """Up to here it is read all the same where a number in it may be too large to be read again."""
+STRUCTS_MAX: Final = 1024
 _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
@@ -87,6 +88,8 @@ _pack = msgspec.msgpack.Encoder(enc_hook=_encode_foreign).encode
 _NOT_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How msgpack, unlike JSON, writes NaN and infinity; now and then something else looks like it."""
 _Struct: Final = type(msgspec.Struct)
+_STRUCTS: Final[dict[type, Callable[[bytes], Any]]] = {}
+"""What reads the structs that were read so far."""
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 _NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _FAR: Final = (b"0" * 200, b"e000", b"e+000")
@@ -168,14 +171,23 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     try:
-        # Our own structs come by the dozen, and to ask a class for what it has not is dear: it makes an error to throw away.
-        read_pydantic = None if type(as_type) is _Struct else getattr(as_type, "model_validate_json", None)
+        # Our own structs come by the dozen: what reads one is made once, and they are not asked for what they have not.
+        if type(as_type) is _Struct:
+            return cast(T, (_STRUCTS.get(as_type) or _reader_of(as_type))(data))
+        read_pydantic = getattr(as_type, "model_validate_json", None)
         if read_pydantic is not None:
             return cast(T, _read_model(as_type, bytes(data)))
         return msgspec.json.decode(data, type=as_type, dec_hook=_decode_foreign)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as exc:
         name = getattr(as_type, "__name__", str(as_type))
         raise InvalidInput(f"the stored value is not a {name}: {mistake(exc)}") from exc
+
+
+def _reader_of(struct: type) -> Callable[[bytes], Any]:
+    read: Callable[[bytes], Any] = msgspec.json.Decoder(struct, dec_hook=_decode_foreign).decode
+    if len(_STRUCTS) < STRUCTS_MAX:  # a program may make classes without end
+        _STRUCTS[struct] = read
+    return read
 
 
 def mistake(exc: Exception) -> str:
