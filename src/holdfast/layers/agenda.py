@@ -201,7 +201,7 @@ class Agenda:
         if instance != SOLE or not work.state.expects(agent):
             work.is_told = False  # it goes with the decision all the same
             return
-        was, value = work.complete, change.value
+        value = change.value
         before = work.sent.pop(agent, None)
         self._sent_bytes -= 0 if before is None else len(before.value)
         if not change.exists:
@@ -213,7 +213,7 @@ class Agenda:
             work.is_told, value = False, b""
         self._sent_bytes += len(value)
         work.sent[agent] = Entry(change.key, value, version, change.owner, now, now)
-        if work.complete and not was:
+        if before is None and len(work.sent) == work.state.metadata.needed:
             work.since = now
             self._replan(work, now)
 

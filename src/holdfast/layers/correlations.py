@@ -155,7 +155,8 @@ class Correlation:
 
     async def find(self, wait: Duration | None = 0) -> None:
         """NotFound when there is none, or none comes within that time."""
-        if await self._await(lambda entry: entry is not None, wait) is None:
+        root = await self._read() if wait == 0 else await self._await(lambda entry: entry is not None, wait)
+        if root is None:
             raise self._not_found()
 
     # --- what agents do ---

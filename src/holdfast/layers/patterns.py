@@ -216,4 +216,6 @@ async def sequence(stages: Mapping[str, Agent], payload: Any) -> Ran:
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function gives, asynchronous or not."""
     answer = function(*arguments)
+    if answer is None:
+        return None
     return await answer if inspect.isawaitable(answer) else answer

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.codec import decode, encode
 from holdfast.engine import Delete, Entry, Page, Put
 from holdfast.identity import check_agent
-from holdfast.keys import Subspace, check_name
+from holdfast.keys import Subspace, escape
 from holdfast.layers.consistency import Consistency, read_prefix
 from holdfast.layers.scope import Scope
 
@@ -45,15 +45,15 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Sections:
-    """The sections of one shared thing."""
+    """The sections of one shared thing, which has checked its name."""
 
     def __init__(self, scope: Scope, group: str, name: str) -> None:
         self.scope = scope
-        self.prefix = SECTIONS.prefix(group, check_name(name, "name"))
+        self.prefix = f"{SECTIONS.root}{group}/{escape(name)}/"
 
     def key(self, agent: str | None = None, instance: str | None = None) -> str:
         """Where an agent's section is; the scope's own agent and instance unless others are named."""
-        if agent is not None:
+        if agent is not None and agent != self.scope.actor:
             check_agent(agent)
         return f"{self.prefix}{agent or self.scope.actor}/{instance or self.scope.instance}"
 
