@@ -104,6 +104,19 @@ def test_what_has_more_than_its_signals_is_read(key: str) -> None:
     assert not agenda._open["c"].is_told
 
 
+def test_what_has_had_a_signal_of_an_earlier_run_is_read() -> None:
+    agenda, feed = one()
+    feed.state("c")
+    feed.signal("c", "a")
+    assert agenda._open["c"].is_told
+    feed.signal("c", "b", run="an earlier one")
+    assert not agenda._open["c"].is_told
+    feed.signal("c", "b")
+    [work] = agenda.due(NOW, 9)
+    assert isinstance(work, ToDecide)
+    assert not work.is_told, "what else is there is known to the store alone"
+
+
 def test_what_was_there_before_the_feed_was_followed_is_read() -> None:
     agenda, feed = one()
     feed.state("c")
