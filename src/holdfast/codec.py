@@ -173,7 +173,7 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
     try:
         # Our own structs come by the dozen: what reads one is made once, and they are not asked for what they have not.
         if type(as_type) is _Struct:
-            return cast(T, (_STRUCTS.get(as_type) or _reader_of(as_type))(data))
+            return (_STRUCTS.get(as_type) or _reader_of(as_type))(data)  # type: ignore[no-any-return]
         read_pydantic = getattr(as_type, "model_validate_json", None)
         if read_pydantic is not None:
             return cast(T, _read_model(as_type, bytes(data)))

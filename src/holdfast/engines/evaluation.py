@@ -16,7 +16,9 @@ group, besides those the batches touch: a mass expiry never makes one unlucky co
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
@@ -53,7 +55,7 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
-from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown
+from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
 
 SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
@@ -120,7 +122,8 @@ class Group:
         self.revision = state.revision
         self.last_id = state.last_id
         self.writes: dict[str, Entry | None] = {}
-        self.usage: dict[tuple[str, str], list[int]] = {}
+        self.usage: defaultdict[tuple[str, str], list[int]] = defaultdict(partial(list, (0, 0)))
+        """By owner and subspace: how many keys and bytes more there are."""
         self.commits: list[Stored] = []
         self.touched = False
         self.untold: set[str] = set()
@@ -256,7 +259,7 @@ class Group:
         for old, new in step.replaced:
             self._account(old, new)
         for prefix, (count, size) in step.pushed.items():
-            charged = self._charged(batch.actor, prefix)
+            charged = self.usage[batch.actor, subspace_of(prefix)]
             charged[0] += count
             charged[1] += size + count * (len(prefix.encode()) + ID_DIGITS)
         return Receipt(self.revision, self.now, results)
@@ -281,27 +284,22 @@ class Group:
                 self._account(entry, None)
 
     def _account(self, old: Entry | None, new: Entry | None) -> None:
-        # `size_of`, written out twice: every change comes by here.
+        entry = old if new is None else new
+        if entry is None:
+            return
+        usage, subspace, key_size = self.usage, entry.key[: entry.key.index("/")], len(entry.key.encode())
         if old is not None and new is not None and old.owner == new.owner:
             if len(old.value) != len(new.value):
-                self._charged(new.owner, new.key)[1] += len(new.value) - len(old.value)
+                usage[new.owner, subspace][1] += len(new.value) - len(old.value)
             return
         if old is not None:
-            charged = self._charged(old.owner, old.key)
+            charged = usage[old.owner, subspace]
             charged[0] -= 1
-            charged[1] -= len(old.key.encode()) + len(old.value)
+            charged[1] -= key_size + len(old.value)
         if new is not None:
-            charged = self._charged(new.owner, new.key)
+            charged = usage[new.owner, subspace]
             charged[0] += 1
-            charged[1] += len(new.key.encode()) + len(new.value)
-
-    def _charged(self, owner: str, key: str) -> list[int]:
-        """How many keys and bytes more an owner has in the subspace of this key."""
-        where = (owner, key[: key.index("/")])
-        charged = self.usage.get(where)
-        if charged is None:
-            charged = self.usage[where] = [0, 0]
-        return charged
+            charged[1] += key_size + len(new.value)
 
 
 class _Step:

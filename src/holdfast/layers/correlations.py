@@ -190,7 +190,9 @@ class Correlation:
             raise Conflict(f"correlation {self.id!r} does not collect any more")
         put = self._put(self._signals, state, agent, fields)
         conditions = VersionIs(self._key, version), Absent(put.key)
-        return Signalled("accepted", (await self._scope.commit((put,), conditions)).version)
+        receipt = await self._scope.send((put,), conditions)
+        self._scope.session.saw(receipt.version)
+        return Signalled("accepted", receipt.version)
 
     async def _signal_in(
         self, tx: Transaction, agent: str, fields: dict[str, Any], replace: bool

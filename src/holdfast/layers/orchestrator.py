@@ -346,7 +346,7 @@ class Orchestrator:
         if self._stopping or term.lost:
             return
         for work in term.agenda.due(self._scope.clock.now_ms(), WORK_MAX - len(term.tasks)):
-            task = asyncio.ensure_future(self._do(term, work, self._step(term, work)))
+            task = asyncio.create_task(self._do(term, work, self._step(term, work)))
             term.tasks.add(task)
             task.add_done_callback(lambda done: self._done(term, done))
 
