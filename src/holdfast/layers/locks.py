@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Final
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
 from holdfast.engine import (
-    SCAN_MAX,
     Absent,
     Batch,
     Condition,
