@@ -16,6 +16,7 @@ The tables are in `postgres_schema.py`, the statements in `postgres_statements.p
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -156,6 +157,8 @@ class PostgresEngine:
         self._writer = Writer(self._pool, self._time, locks, self._bell.committed)
         self._committer = Committer(self._writer.begin)
         self._homes: dict[str, _Home] = {}
+        self._finding = asyncio.Lock()
+        """Of who commits to a space that is not known yet: they queue up in the order in which they came."""
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
         self._fsync = True
@@ -185,7 +188,11 @@ class PostgresEngine:
     async def commit(self, space: str, batch: Batch) -> Receipt:
         size = check_batch(batch)
         while True:
-            home = await self._home(space)
+            if space in self._homes and not self._finding.locked():
+                home = await self._home(space)
+            else:  # a request that is repeated must not overtake its first attempt
+                async with self._finding:
+                    home = await self._home(space)
             if home is not None and home.durability == "volatile":
                 return await self._volatile.commit(space, batch)
             durability = "sync" if home is None else home.durability

@@ -291,8 +291,12 @@ class TestRequests:
             await subject.engine.commit(SPACE, msgspec.structs.replace(again, operations=(Put("a/other", b"1"),)))
         assert await subject.snapshot() == after
 
-    async def test_a_fresh_request_repeated_while_the_first_is_under_way_has_one_effect(self, subject: Subject) -> None:
-        for _ in range(2):  # an engine may look at a space that is new to it before it queues anything
+    @pytest.mark.parametrize("commits", [0, 2])
+    async def test_a_fresh_request_repeated_while_the_first_is_under_way_has_one_effect(
+        self, subject: Subject, commits: int
+    ) -> None:
+        """Also in a space that is new: an engine that looks for it first must keep the order in which batches came."""
+        for _ in range(commits):
             await subject.commit(Put("a/k", b"1"))
         for turns in range(4):
             batches = [
