@@ -161,3 +161,23 @@ def test_a_failing_library_is_a_sentence_and_not_a_traceback(cli: Cli, monkeypat
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         cli("get", "k")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "holdfast://me:sesame@127.0.0.1:1",
+        "holdfast://sesame@127.0.0.1:1",
+        "holdfast://127.0.0.1:1?password=sesame",
+        "holdfast://me:sesame@127.0.0.1:99999",
+        "holdfasts://me:sesame@[::1",
+        "redis://me:sesame@127.0.0.1:x",
+        "postgresql://me:sesame@127.0.0.1:x/y",
+        "mysql://me:sesame@127.0.0.1/y",
+    ],
+)
+@pytest.mark.parametrize("token", [(), ("--token", "hf_x")])
+def test_a_url_that_is_refused_is_not_repeated_with_its_password(cli: Cli, url: str, token: tuple[str, ...]) -> None:
+    refused = cli("--store", url, *token, "get", "k", code=2)
+    assert refused.err
+    assert "sesame" not in refused.err + refused.out

@@ -66,9 +66,10 @@ async def _postgres(rest: str, clock: Clock) -> Engine:
 
 
 async def _remote(scheme: str, rest: str, token: str | None) -> Engine:
-    from holdfast.engines.remote import RemoteEngine
+    from holdfast.engines.remote import RemoteEngine, address_of
 
     if token is None:
+        address_of(f"{scheme}:{rest}")
         raise InvalidInput(
             f"{scheme}:{rest} is a keeper, which asks for a token: set HOLDFAST_TOKEN, or give token= or --token"
         )

@@ -191,16 +191,20 @@ def _repeated(batch: Batch) -> Batch:
 
 
 def address_of(url: str) -> Address:
-    """Where a URL says the keeper is."""
-    parts = urlsplit(url)
+    """Where a URL says the keeper is. What is wrong with it is told without what may be a secret in it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidInput(f"this is no keeper's address; write holdfast://host:{PORT}") from None
+    if parts.username or parts.password:
+        raise InvalidInput("a keeper's address has no user and no password; pass the token as token=")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - (TLS_OPTIONS if parts.scheme == "holdfasts" else set()))
     if parts.scheme not in SCHEMES or unknown:
+        wrong = f"a keeper's address has no option {unknown[0]!r}" if unknown else "this is no keeper's address"
         raise InvalidInput(
-            f"{url!r} is not a keeper's address" + (f": unknown option {unknown[0]!r}" if unknown else "")
+            f"{wrong}; write holdfast://host:{PORT}, or holdfasts:// with TLS and {', '.join(sorted(TLS_OPTIONS))}"
         )
-    if parts.username or parts.password:
-        raise InvalidInput("a keeper's address has no user and no password; pass the token as token=")
     if parts.scheme == "holdfast+unix":
         if not parts.path.strip("/"):
             raise InvalidInput("holdfast+unix:///path/to/keeper.sock needs the path of a socket")
@@ -208,9 +212,9 @@ def address_of(url: str) -> Address:
     try:
         port = parts.port or PORT
     except ValueError as exc:
-        raise InvalidInput(f"{url!r}: {exc}") from None
+        raise InvalidInput(f"this is no keeper's address: {exc}") from None
     if not parts.hostname or parts.path not in ("", "/"):
-        raise InvalidInput(f"{url!r} is not a keeper's address; write {parts.scheme}://host:{PORT}")
+        raise InvalidInput(f"this is no keeper's address; write {parts.scheme}://host:{PORT}")
     return Address(parts.hostname, port, tls=_tls(options) if parts.scheme == "holdfasts" else None)
 
 
