@@ -172,7 +172,7 @@ def test_a_failing_library_is_a_sentence_and_not_a_traceback(cli: Cli, monkeypat
         "holdfast://me:sesame@127.0.0.1:99999",
         "holdfasts://me:sesame@[::1",
         "redis://me:sesame@127.0.0.1:x",
-        "postgresql://me:sesame@127.0.0.1:x/y",
+        "postgresql://me:sesame@127.0.0.1/y?nothing=x",
         "mysql://me:sesame@127.0.0.1/y",
     ],
 )
