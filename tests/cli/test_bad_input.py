@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from holdfast.engines.registry import shown_url
 from tests.cli.conftest import Cli, files
 
 
@@ -181,3 +182,17 @@ def test_a_url_that_is_refused_is_not_repeated_with_its_password(cli: Cli, url: 
     refused = cli("--store", url, *token, "get", "k", code=2)
     assert refused.err
     assert "sesame" not in refused.err + refused.out
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://me:s@me@h:5/db?password=s&schema=x", "postgresql://h:5/db"),
+        ("redis+sentinel://:sesame@a:1,b:2/main/0", "redis+sentinel://a:1,b:2/main/0"),
+        ("redis:///var/run/redis.sock", "redis:///var/run/redis.sock"),
+        ("team@home.db", "team@home.db"),
+        ("resident:/srv/a@b.db", "resident:/srv/a@b.db"),
+    ],
+)
+def test_a_store_is_told_without_its_password(url: str, told: str) -> None:
+    assert shown_url(url) == told

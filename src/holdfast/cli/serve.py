@@ -10,6 +10,7 @@ import msgspec
 from holdfast.cli import output
 from holdfast.cli.command import Option, command, topic
 from holdfast.cli.session import Session
+from holdfast.engines.registry import shown_url
 from holdfast.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def serve(
 def _tell(session: Session, keeper: Keeper, seconds: float) -> None:
     """What is served where; and the token, once."""
     listen, scheme = keeper.config.listen, "s" if keeper.config.tls is not None else ""
-    where = {"store": keeper.store.url}
+    where = {"store": shown_url(keeper.store.url)}
     if listen.binary is not None:
         where["binary"] = f"holdfast{scheme}://{listen.binary.host}:{keeper.binary_port}"
     if listen.http is not None:

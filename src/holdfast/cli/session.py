@@ -96,7 +96,7 @@ class Session(msgspec.Struct, frozen=True):
         if create and not self._named_store:
             _make_folder(default_store().parent)
         if self.given_token is not None and not _is_keeper(self.url):
-            raise InvalidInput(f"--token is for a keeper, such as holdfast://host:7420; this store takes none")
+            raise InvalidInput("--token is for a keeper, such as holdfast://host:7420; this store takes none")
         token = self.token_for(self.url)
         async with opened(self.url, create=create, json=self.json, token=token, background=background) as store:
             yield store

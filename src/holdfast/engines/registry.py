@@ -126,6 +126,14 @@ def split_url(url: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def shown_url(url: str) -> str:
+    """A store's URL as it may be told: without a password, and without options, of which some are secret."""
+    scheme, rest = split_url(url)
+    if scheme in ("sqlite", "resident", "memory"):
+        return url
+    return f"{scheme}:" + re.sub(r"^//[^/]*@", "//", rest.partition("?")[0])
+
+
 async def open_engine(url: str, clock: Clock, token: str | None = None) -> Engine:
     """The engine that keeps this store, opened. Only a keeper asks for a token."""
     scheme, rest = split_url(url)
