@@ -415,6 +415,8 @@ def definition_of(target: Any) -> Definition:
 
 def is_older(version: str, than: str) -> bool:
     """Whether one version comes before another: by their numbers, if they have as many; otherwise nobody knows."""
+    if version == than:
+        return False
     one, other = (tuple(map(int, re.findall(r"\d+", each))) for each in (version, than))
     return len(one) == len(other) and one < other
 

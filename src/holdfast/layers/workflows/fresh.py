@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.scope import Scope
+from holdfast.layers.workflows.entries import Execution, Meta
 
 FRESH_MAX: Final = 256
 BYTES_MAX: Final = 16 * 1024
-"""Of one of them; others are read."""
+"""Of the input of one of them; others are read."""
 
 
 class Started(NamedTuple):
@@ -21,8 +22,8 @@ class Started(NamedTuple):
 
     key: str
     version: int
-    meta: bytes
-    execution: bytes
+    meta: Meta
+    execution: Execution
 
 
 class Fresh:
@@ -37,7 +38,7 @@ class Fresh:
         return found
 
     def put(self, id: str, started: Started) -> None:
-        if len(started.meta) <= BYTES_MAX:
+        if len(bytes(started.meta.input)) <= BYTES_MAX:
             self._started[id] = started
             if len(self._started) > FRESH_MAX:
                 del self._started[next(iter(self._started))]

@@ -238,13 +238,14 @@ class Run:
             if await self._obey() or not await self._settle_state():
                 return
             loop = asyncio.get_running_loop()
-            showing = loop.call_later(SHOWN_S, self.journal.open)
+            showing = None if self.standing.runs else loop.call_later(SHOWN_S, self.journal.open)
             self._main = loop.create_task(self._run_code())
             self._main.add_done_callback(lambda _: self.news.set())
             try:
                 await self._look_after(self._main)
             finally:
-                showing.cancel()
+                if showing is not None:
+                    showing.cancel()
         except (Abandoned, Error) as exc:
             await self._leave(exc)
         finally:
@@ -255,10 +256,8 @@ class Run:
     async def _settle_state(self) -> bool:
         """Let the state be of the version that the code has; False when that cannot be."""
         shape, journal = self.definition.shape, self.journal
-        mine, needed = (
-            "" if shape is None else shape.version,
-            journal.version or self.meta.config.get("state_version", ""),
-        )
+        mine = "" if shape is None else shape.version
+        needed = journal.version or self.meta.config.get("state_version", "")
         if is_earlier(mine, needed):
             await self.put_off(OLD_CODE_MS, f"{self.definition.version}, state {mine or 'untyped'}")
             return False

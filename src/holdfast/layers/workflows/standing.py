@@ -41,12 +41,17 @@ class Standing:
         self._version = version
         self._next: Execution | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is written down that it runs, here."""
+        return self.now.status == RUNNING and self.now.message == self._message.id and not self.now.waits
+
     def opening(self) -> Parts:
         """It runs: what the first commit of a run says, if that was not known."""
-        was, now = self.now, self._scope.clock.now_ms()
-        if was.status == RUNNING and was.message == self._message.id and not was.waits:
+        if self.runs:
             self._next = None
             return [], []
+        was, now = self.now, self._scope.clock.now_ms()
         place = was.rests if was.rests.startswith(LINE) else ""  # whether it still stands there, its end will look
         self._next = Execution(
             was.id, was.name, RUNNING, now, was.started_at or now, message=self._message.id, rests=place

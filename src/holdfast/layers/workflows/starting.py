@@ -134,11 +134,10 @@ async def _handed_over(scope: Scope, queue: Queue, meta: Meta, limit: int | None
     id, handing = found
     placing, needed = taking(meta, limit) if limit is not None else ([], [])
     execution = Execution(meta.id, meta.name, RUNNING, meta.created_at, meta.created_at, message=id)
-    written = encode(meta), encode(execution)
-    operations = _making(meta, *written, RUNNING)
+    operations = _making(meta, encode(meta), encode(execution), RUNNING)
     receipt = await handing.commit(scope, (*operations, *placing), (Absent(meta_key(meta.id)), *needed))
     if receipt is not None:
-        fresh.put(meta.id, Started(handing.key, receipt.version, *written))
+        fresh.put(meta.id, Started(handing.key, receipt.version, meta, execution))
     return receipt
 
 

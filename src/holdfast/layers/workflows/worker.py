@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.clock import sleep_or
-from holdfast.codec import decode, encode
+from holdfast.codec import encode
 from holdfast.engine import Entry, cursor_at
 from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost, NotFound
 from holdfast.layers.blobs import Blobs
@@ -430,7 +430,7 @@ class Worker:
         started = self._fresh.take(id, message.key, message.version)
         if started is None or started.version < self._since or id in self._mailed:
             return None
-        return started.version, decode(started.meta, Meta), decode(started.execution, Execution)
+        return started.version, started.meta, started.execution
 
     async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
         """Whether a message ends, or follows, a run of the same execution that is not over here."""
