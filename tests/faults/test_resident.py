@@ -40,7 +40,7 @@ async def test_an_owner_that_is_killed_again_and_again_is_linearizable(tmp_path:
     """What was left without an answer is asked again under its request id, by the owner's next life."""
     operations, url = 400_000 if SOAK else 8_000, f"resident:{tmp_path / 'store.db'}"
     with fleet(tmp_path, workers=1, clients=16, operations=operations, keys=16, timeout=TIMEOUT_S, url=url) as running:
-        running.run(kill_every=0.3, kills_max=None if SOAK else 12)
+        running.run(kill_every=0.3 if SOAK else 0.1, kills_max=None if SOAK else 12)
         outcomes = await judge(load(running.files()), url)
     assert running.kills >= (50 if SOAK else 2)
     assert outcomes["failed"] == 0

@@ -62,7 +62,7 @@ WALKED_MAX: Final = 32
 """Writes of a group that are looked through one by one; of more there is an order."""
 
 ID_MS_MAX: Final = 1 << 42
-"""The year 2109: whatever claims to be of later was written by a clock that is wrong."""
+"""The year 2109: whatever claims to be of later was written by somebody who did not know the time."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -538,7 +538,7 @@ def keys_of(batches: Iterable[Batch]) -> set[str]:
 
 
 def ids_upto(entries: Iterable[Entry]) -> int:
-    """The last id that can have been assigned when the latest of these entries was written, by the clock that was there."""
+    """The last id that can have been assigned when the latest of these entries was written."""
     latest = max((entry.updated_at for entry in entries if entry.updated_at < ID_MS_MAX), default=-1)
     return (latest + 1 << ID_SHIFT) - 1
 
