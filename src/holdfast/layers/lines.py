@@ -259,9 +259,8 @@ class Lines:
                 log.debug("the feed of %s is followed from now: %s", self._space, exc)
                 cursor = await self._now(cursor)
             except Error as exc:
-                pause_ms = (
-                    LOOK_MS_MAX if isinstance(exc, AccessDenied) else RETRY_MS
-                )  # each try of one who may not is noted
+                # Each try of one who may not is noted.
+                pause_ms = LOOK_MS_MAX if isinstance(exc, AccessDenied) else RETRY_MS
                 log.warning("the feed of %s cannot be followed and is tried again: %s", self._space, exc)
                 await self._clock.sleep_until(self._clock.now_ms() + pause_ms)
 

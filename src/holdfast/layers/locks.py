@@ -13,7 +13,8 @@ the version at which the entry was made: it grows from holder to holder, for sys
 How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
 of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
-by itself. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The number of permits is stored at first use; another number later is InvalidInput.
+by itself. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The
+number of permits is stored at first use; another number later is InvalidInput.
 
 Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
 under a second one. Repeated, it finds both: the same guard, also when it has been released or has ended since. A request
@@ -297,9 +298,9 @@ class Wanted:
 
     async def _line(self) -> list[Entry]:
         """As much of the line as tells whose turn it is."""
-        return (
-            await read_line(self.scope.engine, self.scope.space, self._prefix, None if self.shared else self.size + 1)
-        )[0]
+        limit = None if self.shared else self.size + 1
+        entries, _ = await read_line(self.scope.engine, self.scope.space, self._prefix, limit)
+        return entries
 
     async def _wait(self, lease: Lease, deadline: int | None) -> bool:
         """Until it is one's turn; False when one's place was lost."""
