@@ -15,7 +15,7 @@ from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, Unavai
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Put, Receipt, cursor_at
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.workflows.entries import meta_key
+from holdfast.layers.workflows.entries import RUNNING, Execution, Meta, meta_key
 from holdfast.layers.workflows.fresh import Fresh, Started
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.hosting import until
@@ -191,7 +191,8 @@ async def test_what_is_being_handed_over_is_not_taken_for_left_behind(boss: Spac
 
 def test_what_was_given_back_and_taken_again_is_not_fresh() -> None:
     """It may have run elsewhere in between, and stands under the same key again."""
-    fresh, started = Fresh(), Started("reserved/q/l/1", 7, b"meta", b"execution")
+    started = Started("reserved/q/l/1", 7, Meta("x", "w", "1", 0), Execution("x", "w", RUNNING, 0))
+    fresh = Fresh()
     fresh.put("x", started)
     assert fresh.take("x", "reserved/q/l/1", 9) is None
     fresh.put("x", started)
