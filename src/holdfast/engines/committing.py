@@ -34,7 +34,8 @@ class Committer:
         self._busy: set[str] = set()
         """Spaces with a group under way, or about to be."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rested: asyncio.Future[None] | None = None
+        self._rested = asyncio.Event()
+        """Set when no space is busy any more."""
         self._closed = False
 
     async def commit(self, space: str, durability: str, batch: Batch, size: int) -> Receipt:
@@ -58,13 +59,14 @@ class Committer:
             items = queue.take_group()
             if items:
                 return self._write(space, queue, items)
-        self._busy.discard(space)
         if len(self._queues) > QUEUES_KEPT:
             del self._queues[space]
-        if self._rested is not None and not self._busy:
-            self._rested.set_result(None)
-            self._rested = None
-        return None
+        return self._rest(space)
+
+    def _rest(self, space: str) -> None:
+        self._busy.discard(space)
+        if not self._busy:
+            self._rested.set()
 
     def _write(self, space: str, queue: CommitQueue, items: list[Waiting]) -> None:
         try:
@@ -88,7 +90,7 @@ class Committer:
             for item in items:
                 item.outcome = exc  # an outcome from before the failure was never written
             if not isinstance(exc, Exception):
-                self._busy.discard(space)
+                self._rest(space)
                 raise
         finally:
             answer(items)
@@ -97,9 +99,9 @@ class Committer:
     async def close(self) -> None:
         """Finish what was accepted; take no more."""
         self._closed = True
-        if self._busy:
-            self._rested = asyncio.get_running_loop().create_future()
-            await self._rested
+        while self._busy:
+            self._rested.clear()
+            await self._rested.wait()
 
 
 async def _fail(exc: BaseException) -> None:

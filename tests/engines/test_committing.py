@@ -1,0 +1,68 @@
+"""Group commit over a network: how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.engine import Batch, Put, Receipt
+from holdfast.engines.committing import Committer, Over
+from holdfast.engines.grouping import Waiting
+from holdfast.errors import Unavailable
+
+
+class Slow:
+    """Writes groups when it is told to."""
+
+    def __init__(self, *, by_task: bool) -> None:
+        self.by_task = by_task
+        self.go = asyncio.Event()
+        self.committer = Committer(self._begin)
+
+    def _begin(self, space: str, items: list[Waiting], over: Over) -> None:
+        if self.by_task:
+            return over(self._write(items))
+        written = asyncio.ensure_future(self._write(items))
+        written.add_done_callback(lambda _: over(None))
+        return None
+
+    async def _write(self, items: list[Waiting]) -> None:
+        await self.go.wait()
+        for item in items:
+            item.outcome = Receipt(1, 1)
+
+    def commit(self) -> asyncio.Task[Receipt]:
+        return asyncio.ensure_future(self.committer.commit("s", "sync", Batch("a", (Put("a/k", b"1"),)), 1))
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+async def test_it_may_be_closed_by_several_at_once_and_by_one_who_is_cancelled(by_task: bool) -> None:
+    slow = Slow(by_task=by_task)
+    commits = [slow.commit() for _ in range(3)]
+    await asyncio.sleep(0)
+    closes = [asyncio.ensure_future(slow.committer.close()) for _ in range(3)]
+    await asyncio.sleep(0)
+    closes[1].cancel()
+    with pytest.raises(Unavailable):
+        await slow.commit()
+    slow.go.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(closes[0], closes[2])
+        assert [await each for each in commits] == [Receipt(1, 1)] * 3
+    await slow.committer.close()
+
+
+async def test_a_group_that_is_cancelled_tells_its_callers_and_holds_up_no_close() -> None:
+    slow = Slow(by_task=True)
+    commit = slow.commit()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    [task] = slow.committer._tasks
+    closing = asyncio.ensure_future(slow.committer.close())
+    await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(5):
+        await closing
+        with pytest.raises(asyncio.CancelledError):
+            await commit
