@@ -228,9 +228,8 @@ class Keeper:
     def renew_certificate(self) -> None:
         """Read the certificate anew; connections that are open keep the old one. InvalidInput, and no change, when it is none."""
         if self.config.tls is not None and self._tls is not None:
-            tls_context(
-                self.config.tls
-            )  # elsewhere first: what does not fit together would leave this one without a key
+            # Elsewhere first: what does not fit together would leave this one without a key.
+            tls_context(self.config.tls)
             self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
 
     def _fail(self, reason: str) -> None:
