@@ -1,4 +1,4 @@
-"""Group commit over a network: how it ends."""
+"""Group commit over a network: who leaves with whom, and how it ends."""
 
 from __future__ import annotations
 
@@ -66,3 +66,29 @@ async def test_a_group_that_is_cancelled_tells_its_callers_and_holds_up_no_close
         await closing
         with pytest.raises(asyncio.CancelledError):
             await commit
+
+
+class Counted(Slow):
+    """Tells how large the groups were."""
+
+    def __init__(self) -> None:
+        super().__init__(by_task=False)
+        self.groups: list[int] = []
+        self.go.set()
+
+    def _begin(self, space: str, items: list[Waiting], over: Over) -> None:
+        self.groups.append(len(items))
+        super()._begin(space, items, over)
+
+
+async def test_who_is_alone_leaves_at_once_and_those_who_come_together_leave_together() -> None:
+    counted = Counted()
+    alone = counted.committer.commit("s", "sync", Batch("a", (Put("a/k", b"1"),)), 1)
+    alone.send(None)  # as far as it goes without a step of the loop
+    assert counted.groups == [1]
+    alone.close()
+    await asyncio.sleep(0.01)
+    for _ in range(2):
+        await asyncio.gather(*(counted.commit() for _ in range(5)))
+        await counted.commit()
+    assert counted.groups == [1, 5, 1, 5, 1]

@@ -1,8 +1,8 @@
 """Group commit over a network: one group of a space is under way at a time, and what arrives meanwhile is the next.
 
-Spaces commit in parallel. There is no timer: the first batch leaves with whatever else the loop's step brings, and the longer
-the server takes, the more batches the next group has. No caller's task writes a group, so one that is cancelled breaks nobody
-else's reply; one that was cancelled before its batch was taken is left out.
+Spaces commit in parallel. There is no timer: the first batch leaves with whatever else the loop's step brings, or at once if
+nothing else is about to run, and the longer the server takes, the more batches the next group has. No caller's task writes a
+group, so one that is cancelled breaks nobody else's reply; one that was cancelled before its batch was taken is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Committer:
         queue.add(Waiting(space, durability, batch, size, reply))
         if space not in self._busy:
             self._busy.add(space)
-            loop.call_soon(self._next, space, queue)
+            if getattr(loop, "_ready", True):
+                loop.call_soon(self._next, space, queue)
+            else:  # nobody can come in this step of asyncio's loop; others do not tell
+                self._next(space, queue)
         return await reply
 
     def _next(self, space: str, queue: CommitQueue) -> None:
