@@ -15,8 +15,7 @@ from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, Unavai
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Put, Receipt, cursor_at
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.workflows.entries import RUNNING, Execution, Meta, meta_key
-from holdfast.layers.workflows.fresh import Fresh, Started
+from holdfast.layers.workflows.entries import meta_key
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.hosting import until
 from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
@@ -130,7 +129,69 @@ async def test_what_lay_there_before_is_taken_first_and_both_are_run(boss: Space
         handle = await space.workflows.start(three_steps, 1, id="x")
         assert await soon(handle.result()) == 4
         assert await soon((await space.workflows.get("w")).result()) == 13
-        assert Fresh.of(boss._coordination, boss._scope)._started == {}
+
+
+async def test_one_that_somebody_else_starts_while_it_is_made_ready_here_runs_once(boss: Space) -> None:
+    """The other's message comes here before it is known that ours is refused."""
+    counted = Counter[str]()
+
+    @workflow(name="contested")
+    async def contested(ctx: Context, n: int) -> int:
+        counted[ctx.id] += 1
+        return n
+
+    async with at_hand(boss, contested) as (space, engine):
+        elsewhere = Space(boss._scope, boss._blob_folder, Coordination(Leases(boss._scope.clock)))
+        await soon((await space.workflows.start(contested, 1)).result())
+
+        async def is_taken() -> bool:
+            stats = await boss.queue("workflows.contested").stats()
+            return stats.ready == 0 and stats.reserved == 1
+
+        async def start_the_same() -> None:
+            engine.first = None
+            await elsewhere.workflows.start(contested, 7, id="x")
+            await until(is_taken)
+            for _ in range(30):
+                await asyncio.sleep(0)
+
+        engine.first = start_the_same
+        handle = await space.workflows.start(contested, 1, id="x")
+        assert await soon(handle.result()) == 7
+        await asyncio.sleep(0.05)
+        assert counted["x"] == 1
+        assert (await space.workflows.counts())["contested"] == {"completed": 2, "pending": 0, "running": 0}
+        stats = await space.queue("workflows.contested").stats()
+        assert (stats.ready, stats.reserved) == (0, 0)
+
+
+async def test_a_start_that_is_refused_leaves_nothing_behind(boss: Space) -> None:
+    async with at_hand(boss) as (space, _):
+        await soon((await space.workflows.start(three_steps, 1, id="x")).result())
+        for _ in range(60):  # more than there is room for
+            assert (await (await space.workflows.start(three_steps, 5, id="x")).result()) == 4
+        [worker] = [room.__self__ for room in space.queue("workflows.three_steps").served.rooms]
+        await asyncio.sleep(0.05)
+        assert worker._free == worker.concurrency
+        assert worker._runs == {}
+
+
+async def test_a_worker_that_is_filled_by_what_is_handed_over_takes_nothing_from_others(boss: Space) -> None:
+    leave = asyncio.Event()
+
+    @workflow(name="holds")
+    async def holds(ctx: Context) -> None:
+        await ctx.step("stay", leave.wait)
+
+    async with at_hand(boss, holds) as (space, _), space.workflows.worker([holds], concurrency=2):
+        await asyncio.sleep(0.05)
+        handles = [await space.workflows.start(holds) for _ in range(53)]  # 50 of the one, 2 of the other
+        await asyncio.sleep(0.05)
+        stats = await boss.queue("workflows.holds").stats()
+        assert (stats.ready, stats.reserved) == (1, 52)
+        leave.set()
+        for handle in handles:
+            await soon(handle.result())
 
 
 async def test_one_that_was_handed_over_is_run_by_another_when_its_worker_dies(
@@ -187,16 +248,6 @@ async def test_what_is_being_handed_over_is_not_taken_for_left_behind(boss: Spac
                 assert await soon(handle.result()) == n
             await asyncio.sleep(0.05)
         assert set(counted.values()) == {1}
-
-
-def test_what_was_given_back_and_taken_again_is_not_fresh() -> None:
-    """It may have run elsewhere in between, and stands under the same key again."""
-    started = Started("reserved/q/l/1", 7, Meta("x", "w", "1", 0), Execution("x", "w", RUNNING, 0))
-    fresh = Fresh()
-    fresh.put("x", started)
-    assert fresh.take("x", "reserved/q/l/1", 9) is None
-    fresh.put("x", started)
-    assert fresh.take("x", "reserved/q/l/1", 7) is started
 
 
 @workflow(name="quick")

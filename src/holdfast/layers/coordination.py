@@ -34,8 +34,6 @@ class Coordination:
         """Sizes that were compared with what is stored, and the version of that, by space and key."""
         self.receivers: dict[Hashable, object] = {}
         """Who takes messages here, by engine, space, agent and queue: what is put here can be handed over in the same commit."""
-        self.fresh: dict[str, Any] = {}
-        """Executions that were started here a moment ago, by space (`workflows/fresh.py`)."""
         self._lines: dict[str, Lines] = {}
         self._shared: dict[Hashable, Any] = {}
         self._awaited: dict[tuple[str, str], Awaiting] = {}

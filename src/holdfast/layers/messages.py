@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -132,8 +133,6 @@ class Message:
         """The queue it came from."""
         self.id = self._ending.place.id
         """19 digits: unique in the space, ordered by time, kept wherever the message goes."""
-        self.version = entry.version
-        """Of its entry: another one when it was given back and taken anew."""
         self.attempts = self._ending.failures
         """How often it failed before."""
         self.is_redelivered = self._ending.tag != ""
@@ -313,6 +312,10 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}>"
+
+
+Hand = Callable[[Message, Any, asyncio.Future[Receipt]], None]
+"""Is given a message that is being written, what it is about, and what tells that it is written (`handing.py`)."""
 
 
 async def noting(queue: Queue, ending: Ending, reason: str | BaseException) -> Put:

@@ -30,7 +30,7 @@ import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
 from holdfast.codec import decode
-from holdfast.engine import ID_DIGITS, ID_SHIFT, TAG_BYTES_MAX, Entry
+from holdfast.engine import ID_DIGITS, ID_SHIFT, TAG_BYTES_MAX, Entry, Take
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace, check_name, escape, unescape
 
@@ -282,3 +282,10 @@ def ready_prefix(name: str) -> str:
 
 def delayed_prefix(name: str) -> str:
     return QUEUES.prefix("delayed", name)
+
+
+def promoting(name: str, pp: str, now_ms: int, n: int) -> Take:
+    """Those that are due stand in line from now on, where they would stand had they come when they were due."""
+    source, ready = f"{delayed_prefix(name)}{pp}/", f"{ready_prefix(name)}{pp}/"
+    due = source + position_at(now_ms + 1)
+    return Take(source, ready, n, due, depth_key(name, "delayed"), depth_key(name, "ready"))

@@ -51,7 +51,7 @@ from holdfast.layers.coordination import Coordination
 from holdfast.layers.dead_letters import DeadLetters
 from holdfast.layers.gathering import Gathering
 from holdfast.layers.handing import Handing, handing
-from holdfast.layers.messages import Ending, Message, Part, noting
+from holdfast.layers.messages import Ending, Hand, Message, Part, noting
 from holdfast.layers.queue_entries import (
     DEDUP,
     DEDUP_BYTES_MAX,
@@ -282,15 +282,15 @@ class Queue:
             return None
         id = self.new_id()
         place = Place(priority_element(priority), id, id, self.scope.actor)
-        made = handing(found, place.rest, encode(body))
+        made = handing(self, found, place.rest, encode(body))
         return None if made is None else (id, made)
 
-    def take_ahead(self, n: int, room: Callable[[], int] | None = None) -> None:
-        """From now on, so many are taken ahead of those that are asked for, or handed over, as far as there is `room`."""
+    def take_ahead(self, n: int, room: Callable[[], int] | None = None, hand: Hand | None = None) -> None:
+        """From now on, so many are taken ahead of those that are asked for, as far as there is `room`; others may be handed over."""
         receiver = self._receiver()
         receiver.prefetch = min(n, PREFETCH_MAX)
         if room is not None:
-            receiver.rooms.add(room)
+            receiver.rooms[room] = hand
 
     @property
     def served(self) -> Receiver | None:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -57,11 +57,14 @@ from holdfast.layers.queue_entries import (
     depth_key,
     instant_of,
     place_of,
-    position_at,
+    promoting,
     ready_prefix,
     rest_of,
 )
 from holdfast.layers.scope import Scope
+
+if TYPE_CHECKING:
+    from holdfast.layers.messages import Hand
 
 LOOK_MS: Final = 1_000
 """How often a busy receiver looks for what it would otherwise be told."""
@@ -113,10 +116,8 @@ class Receiver:
         self._impatient: set[asyncio.Future[Entry]] = set()
         """Those that are told at once when there is nothing."""
         self._ahead: deque[Entry] = deque()
-        self.rooms: set[Callable[[], int]] = set()
-        """Of those who take many: how many more they have room for now."""
-        self.promised: set[str] = set()
-        """Keys of messages that are about to come from batches of somebody here."""
+        self.rooms: dict[Callable[[], int], Hand | None] = {}
+        """Of those who take many: how many more they have room for now, and how they are handed one."""
         self._asleep = False
         """Whether it is known that there is nothing, and the feed will tell when there is."""
         self._low = False
@@ -218,13 +219,9 @@ class Receiver:
         self.settled(key)
         self.doubt()
 
-    def arrive(self, lease: Lease, entry: Entry) -> None:
-        """It was handed over (`handing.py`), and is the next; where the lease is lost, it is any dead consumer's."""
-        if self.lease is lease:
-            self._ahead.append(entry)
-            self._deliver()
-            if self._ahead:
-                self._want()
+    def call_off(self) -> None:
+        """Whoever waits has no room any more: Empty."""
+        _refuse(self._waiting, Empty(NOTHING.format(self.name)))
 
     def doubt(self) -> None:
         """Something may be under the lease that nobody knows of."""
@@ -233,15 +230,22 @@ class Receiver:
 
     @property
     def pending(self) -> int:
-        """How many are here, or about to come, and have not begun."""
-        return len(self._ahead) + len(self.promised) + sum(each is None for each in self.held.values())
+        """How many are here and have not begun."""
+        return len(self._ahead) + sum(each is None for each in self.held.values())
 
     @property
     def room(self) -> int:
         """How many more can begin at once."""
-        if self._closed or self.lease is None or self.lease.lost.is_set():
-            return 0
-        return sum(max(0, room()) for room in self.rooms)
+        return sum(max(0, room()) for room in self.rooms) if self._is_open else 0
+
+    @property
+    def hand(self) -> Hand | None:
+        """Who has room for one more that is handed over."""
+        return next((hand for room, hand in self.rooms.items() if hand and room() > 0), None) if self._is_open else None
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._closed and self.lease is not None and not self.lease.lost.is_set()
 
     def _give_back(self, entry: Entry) -> None:
         """It was given to somebody who went away before it began."""
@@ -441,7 +445,7 @@ class Receiver:
         for pp in sorted(pp for pp, due in self._due.items() if due <= now):
             n = min(PROMOTED_MAX, room)
             if n > 0:
-                operations.append(self._promoting(pp, now, n))
+                operations.append(promoting(self.name, pp, now, n))
                 room -= n
         counters = depth_key(self.name, "ready"), depth_key(self.name, "reserved")
         take = Take(ready_prefix(self.name), self.place(lease), asked, None, *counters)
@@ -459,18 +463,6 @@ class Receiver:
         self._ahead.extend(entry for entry in entries if entry.key not in self.held)
         return len(entries)
 
-    def _promoting(self, pp: str, now: int, n: int) -> Take:
-        """Those that are due stand in line from now on, where they would stand had they come when they were due."""
-        source = f"{delayed_prefix(self.name)}{pp}/"
-        return Take(
-            source,
-            f"{ready_prefix(self.name)}{pp}/",
-            n,
-            source + position_at(now + 1),
-            depth_key(self.name, "delayed"),
-            depth_key(self.name, "ready"),
-        )
-
     def place(self, lease: Lease) -> str:
         """Where messages are taken to."""
         return self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
@@ -484,7 +476,7 @@ class Receiver:
     async def _adopt(self, lease: Lease) -> None:
         """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""
         await self._commit((), (Present(lease.key),))  # which comes after what is under way
-        known = self.held.keys() | self.left | self.promised | {each.key for each in self._ahead}
+        known = self.held.keys() | self.left | {each.key for each in self._ahead}
         for prefix in (self._prefix(lease), self._ahead_prefix(lease)):
             page = await self.scope.engine.scan(self.scope.space, prefix, limit=SCAN_MAX)
             self._ahead.extend(entry for entry in page.entries if entry.key not in known)

@@ -56,6 +56,7 @@ from holdfast.layers.workflows.handles import ExecutionHandle
 from holdfast.layers.workflows.journal import Journal
 from holdfast.layers.workflows.reading import every, journal_of
 from holdfast.layers.workflows.running import Run
+from holdfast.layers.workflows.standing import Standing
 from holdfast.testing.dying import Inline
 
 FORMAT: Final = 1
@@ -152,7 +153,8 @@ async def _replay(host: _Host, meta: Meta, records: dict[str, StepRecord], *, en
     message = await host.queue_of(meta.name).take()
     [entry] = await host.scope.engine.get(host.scope.space, [execution_key(meta.id)])
     assert entry is not None
-    run = _Replay(host, host.definition, message, meta, entry.version, execution_of(entry))
+    standing = Standing(host.scope, message, execution_of(entry), entry.version)
+    run = _Replay(host, host.definition, message, meta, standing)
     running = asyncio.ensure_future(run.run(fresh=False, claim=None))
     beyond = asyncio.ensure_future(host.beyond.wait())
     try:

@@ -66,7 +66,6 @@ from holdfast.layers.workflows.entries import (
     tag_of,
 )
 from holdfast.layers.workflows.forking import UNCHANGED, fork_execution
-from holdfast.layers.workflows.fresh import Fresh
 from holdfast.layers.workflows.history import POINTS, HistoryPoint, diff_of, history_of, state_at
 from holdfast.layers.workflows.known import is_served, known
 from holdfast.layers.workflows.outside import Outside
@@ -296,8 +295,7 @@ class Workflows:
                 raise InvalidInput("key is for a workflow that is started by its name; its code makes it otherwise")
             meta = meta_for(definition, input, execution, now, priority=priority)
             limit = definition.concurrency
-        fresh = Fresh.of(self._coordination, self._scope)
-        receipt = await start_execution(self._scope, self._queue_of(meta.name), meta, limit, fresh=fresh)
+        receipt = await start_execution(self._scope, self._queue_of(meta.name), meta, limit, hands_over=True)
         return ExecutionHandle(self, execution, None if receipt is None else receipt.version)
 
     async def is_served(self, name: str) -> bool:

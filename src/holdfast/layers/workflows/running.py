@@ -91,8 +91,6 @@ WAITS_SHOWN_MAX: Final = 100
 TRIES_MAX: Final = 1_000
 """How often an end is tried again because a parent or a line changed in the same moment."""
 
-ENDED_WORDS: Final = {CANCELLED: "been cancelled"}
-
 log = logging.getLogger("holdfast.workflows")
 
 
@@ -116,9 +114,7 @@ class Host(Protocol):
 class Run:
     """One run. Made by a worker that has taken the message of an execution."""
 
-    def __init__(
-        self, host: Host, definition: Definition, message: Message, meta: Meta, version: int, execution: Execution
-    ) -> None:
+    def __init__(self, host: Host, definition: Definition, message: Message, meta: Meta, standing: Standing) -> None:
         self.scope = host.scope
         self.clock: Clock = host.scope.clock
         self.threads = host.threads
@@ -130,7 +126,7 @@ class Run:
         self.definition = definition
         self.message = message
         self.meta = meta
-        self.standing = Standing(host.scope, message, execution, version)
+        self.standing = standing
         self.journal = Journal(host.scope, meta.id, message.key)
         self.mail = Mail(host.scope, meta.id)
         self.turns = Turns()
@@ -149,8 +145,8 @@ class Run:
         self._mailed = False
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self.journal.opening = self.standing.opening
-        self.journal.opened = self.standing.opened
+        self.journal.opening = standing.opening
+        self.journal.opened = standing.opened
         self.journal.on_failure = self.news.set
 
     # --- for the code ---
@@ -241,6 +237,7 @@ class Run:
             showing = None if self.standing.runs else loop.call_later(SHOWN_S, self.journal.open)
             self._main = loop.create_task(self._run_code())
             self._main.add_done_callback(lambda _: self.news.set())
+            await self.standing.written()
             try:
                 await self._look_after(self._main)
             finally:
@@ -258,6 +255,8 @@ class Run:
         shape, journal = self.definition.shape, self.journal
         mine = "" if shape is None else shape.version
         needed = journal.version or self.meta.config.get("state_version", "")
+        if mine or needed:
+            await self.standing.written()
         if is_earlier(mine, needed):
             await self.put_off(OLD_CODE_MS, f"{self.definition.version}, state {mine or 'untyped'}")
             return False
@@ -410,6 +409,7 @@ class Run:
         self.branches.add(trunk)
         BRANCH.set(trunk)
         definition = self.definition
+        await self.standing.written()  # all is made ready while its start is being written
         try:
             if definition.steps:
                 result = await run_steps(self, definition)
@@ -593,7 +593,8 @@ class Run:
             self.standing.now = to
             self.message.committed()
             why = "" if fault is None else f": {fault.type}, as `holdfast workflow show` tells in full"
-            level, word = (logging.WARNING if status == FAILED else logging.INFO), ENDED_WORDS.get(status, status)
+            word = "been cancelled" if status == CANCELLED else status
+            level = logging.WARNING if status == FAILED else logging.INFO
             log.log(level, "execution %s of %s has %s%s", was.id, was.name, word, why)
             return
         raise Abandoned

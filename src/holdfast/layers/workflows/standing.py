@@ -6,6 +6,8 @@ The counts by status move in the same commit, and so does the message.
 
 from __future__ import annotations
 
+import asyncio
+
 from holdfast.codec import encode
 from holdfast.engine import Condition, Delete, Increment, Operation, Present, Put, Receipt, VersionIs
 from holdfast.layers.blobs import Part
@@ -33,18 +35,39 @@ from holdfast.layers.workflows.limits import LINE
 class Standing:
     """The record of one execution, in the hands of the worker that has its message."""
 
-    def __init__(self, scope: Scope, message: Message, execution: Execution, version: int) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        message: Message,
+        execution: Execution,
+        version: int,
+        written: asyncio.Future[Receipt] | None = None,
+    ) -> None:
         self.now = execution
         """As it is stored."""
         self._scope = scope
         self._message = message
         self._version = version
+        self._written = written
+        """What tells that it is stored, and its version, if that is not known yet."""
         self._next: Execution | None = None
 
     @property
     def runs(self) -> bool:
         """Whether it is written down that it runs, here."""
         return self.now.status == RUNNING and self.now.message == self._message.id and not self.now.waits
+
+    async def written(self) -> None:
+        """Return when it is stored. Cancelled when it is not going to be."""
+        if self._written is not None:
+            self._version = (await self._written).version
+
+    async def was_refused(self) -> bool:
+        """Whether it was not stored after all, when that is known."""
+        if self._written is None:
+            return False
+        await asyncio.wait([self._written])
+        return self._written.cancelled()
 
     def opening(self) -> Parts:
         """It runs: what the first commit of a run says, if that was not known."""

@@ -28,7 +28,6 @@ from holdfast.layers.workflows.entries import (
     tag_of,
     tally_key,
 )
-from holdfast.layers.workflows.fresh import Fresh, Started
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.known import Known
 from holdfast.layers.workflows.limits import lining_up, taking
@@ -95,22 +94,22 @@ async def start_execution(
     also: Parts | None = None,
     *,
     begun: int | None = None,
-    fresh: Fresh | None = None,
+    hands_over: bool = False,
 ) -> Receipt | None:
     """Commit it, with whatever else is to be done in the same moment. None when there is one of this id: nothing was changed.
 
-    With `fresh`, a worker of this process that waits has it in the same commit, and is told what it is.
+    If it `hands_over`, a worker of this process that has room has it in the same commit, and is told what it is.
     """
     in_line = False
     more, needed = also or ([], [])
     while True:
         try:
             if (
-                fresh is not None
+                hands_over
                 and also is None
                 and begun is None
                 and not in_line
-                and (receipt := await _handed_over(scope, queue, meta, limit, fresh))
+                and (receipt := await _handed_over(scope, queue, meta, limit))
             ):
                 return receipt
             operations, conditions = starting(queue, meta, limit, in_line=in_line, begun=begun)
@@ -126,8 +125,8 @@ async def start_execution(
             in_line = not in_line  # all slots are taken, or one has come free
 
 
-async def _handed_over(scope: Scope, queue: Queue, meta: Meta, limit: int | None, fresh: Fresh) -> Receipt | None:
-    """Start it in the hands of a worker of this process, so that it runs from the beginning; None where none waits."""
+async def _handed_over(scope: Scope, queue: Queue, meta: Meta, limit: int | None) -> Receipt | None:
+    """Start it in the hands of a worker of this process, so that it runs from the beginning; None where none has room."""
     found = queue.handing({"execution": meta.id}, priority=meta.priority)
     if found is None:
         return None
@@ -135,10 +134,8 @@ async def _handed_over(scope: Scope, queue: Queue, meta: Meta, limit: int | None
     placing, needed = taking(meta, limit) if limit is not None else ([], [])
     execution = Execution(meta.id, meta.name, RUNNING, meta.created_at, meta.created_at, message=id)
     operations = _making(meta, encode(meta), encode(execution), RUNNING)
-    receipt = await handing.commit(scope, (*operations, *placing), (Absent(meta_key(meta.id)), *needed))
-    if receipt is not None:
-        fresh.put(meta.id, Started(handing.key, receipt.version, meta, execution))
-    return receipt
+    conditions = Absent(meta_key(meta.id)), *needed
+    return await handing.commit(scope, (*operations, *placing), conditions, (meta, execution))
 
 
 def _making(meta: Meta, of_meta: bytes, of_execution: bytes, status: str) -> list[Operation]:

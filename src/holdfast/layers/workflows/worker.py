@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.clock import sleep_or
 from holdfast.codec import encode
-from holdfast.engine import Entry, cursor_at
-from holdfast.errors import Compacted, Conflict, Error, InvalidInput, LeaseLost, NotFound
+from holdfast.engine import Entry, Receipt, cursor_at
+from holdfast.errors import Compacted, Conflict, Empty, Error, InvalidInput, LeaseLost, NotFound
 from holdfast.layers.blobs import Blobs
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.messages import Message
+from holdfast.layers.messages import Hand, Message
 from holdfast.layers.queue_entries import check_queue
 from holdfast.layers.queues import Options, Queue
 from holdfast.layers.schemas import Schemas
@@ -56,14 +57,13 @@ from holdfast.layers.workflows.entries import (
     queue_name,
 )
 from holdfast.layers.workflows.firing import Firing
-from holdfast.layers.workflows.fresh import Fresh
 from holdfast.layers.workflows.journal import Parts
 from holdfast.layers.workflows.known import make_known
 from holdfast.layers.workflows.limits import LINE
 from holdfast.layers.workflows.outside import Outside
 from holdfast.layers.workflows.running import OLD_CODE_MS, Run
 from holdfast.layers.workflows.service import Service
-from holdfast.layers.workflows.standing import taken_over
+from holdfast.layers.workflows.standing import Standing, taken_over
 from holdfast.layers.workflows.task_ends import Ends
 
 LEASE_MS: Final = 10_000
@@ -79,10 +79,20 @@ ARCHIVE_TRIES: Final = 3
 """At once, where an execution changes while it is being archived."""
 ARCHIVE_AGAIN_S: Final = 60
 DEATHS_MAX: Final = 20
-MAILED_MAX: Final = 4096
-"""As many as may be sent something between the start of an execution here and its run, which is at once."""
 
 log = logging.getLogger("holdfast.workflows")
+
+
+Described = tuple[Meta, Execution]
+Work = Callable[..., Coroutine[Any, Any, None]]
+
+
+class Started(NamedTuple):
+    """An execution that somebody here is about to start: `written` tells that it is."""
+
+    meta: Meta
+    execution: Execution
+    written: asyncio.Future[Receipt]
 
 
 class Worker:
@@ -122,11 +132,6 @@ class Worker:
         self._options = Options(lease_ms, "release", "release", "release")
         self._queues: dict[str, Queue] = {}
         self._runs: dict[str, Run] = {}
-        self._fresh = Fresh.of(coordination, scope)
-        self._since = 0
-        """Since this revision everything that is sent to executions has been seen."""
-        self._mailed: dict[str, None] = {}
-        """To whom something was sent lately that did not run here, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[Message] = set()
         """What has a place."""
@@ -170,13 +175,13 @@ class Worker:
         loop = asyncio.get_running_loop()
         await self._register()
         await self._announce()
-        self._since = await self._now()
-        loops = [loop.create_task(self._follow(cursor_at(self._since))), loop.create_task(self._ends.follow())]
+        cursor = cursor_at(await self._now())
+        loops = [loop.create_task(self._follow(cursor)), loop.create_task(self._ends.follow())]
         if self._executes:
             loops.append(loop.create_task(Firing(self).run()))
         for name in self._executes:
-            work = partial(self._work, self.workflows[name])
-            loops.append(loop.create_task(self._consume(self.queue_of(name), work)))
+            work, queue = partial(self._work, self.workflows[name]), self.queue_of(name)
+            loops.append(loop.create_task(self._consume(queue, work, partial(self._begin_started, queue, work))))
             if self.workflows[name].archive:
                 loops.append(loop.create_task(self._consume(self._queue(archive_queue(name)), self._archive)))
         for name in self._served:
@@ -211,10 +216,9 @@ class Worker:
             log.info("that %s are served is not said: %s", ", ".join(self.workflows), exc)
 
     async def _wind_up(self) -> None:
-        self._fresh.clear()
         for queue in self._queues.values():
             if (served := queue.served) is not None:
-                served.rooms.discard(self._room)
+                served.rooms.pop(self._room, None)
         for run in self._runs.values():
             run.stop()
         self._service.stop()
@@ -265,15 +269,17 @@ class Worker:
 
     # --- what comes ---
 
-    async def _consume(self, queue: Queue, work: Callable[[Message], Coroutine[Any, Any, None]]) -> None:
+    async def _consume(self, queue: Queue, work: Work, hand: Hand | None = None) -> None:
         clock = self.scope.clock
         while True:
             while self._free <= 0:  # what waits is for others, as long as there is no room here
                 self._freed.clear()
                 await self._freed.wait()
-            queue.take_ahead(AHEAD_MAX if self.concurrency > 1 else 0, self._room)
+            queue.take_ahead(AHEAD_MAX if self.concurrency > 1 else 0, self._room, hand)
             try:
                 message = await queue.take(wait=None)
+            except Empty:  # what was handed over has filled it
+                continue
             except Error as exc:
                 log.warning("messages of %s cannot be taken, and are tried again: %s", queue.name, exc)
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
@@ -286,12 +292,23 @@ class Worker:
             if not has_room:
                 await message.give_back()
                 continue
-            self._free -= 1
-            self._begun.add(message)
-            self._guard(message)
-            task = asyncio.get_running_loop().create_task(work(message))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._done, message))
+            self._begin(message, work(message))
+
+    def _begin(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
+        self._free -= 1
+        self._begun.add(message)
+        self._guard(message)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, message))
+
+    def _begin_started(
+        self, queue: Queue, work: Work, message: Message, what: Described, written: asyncio.Future[Receipt]
+    ) -> None:
+        """Get an execution that somebody here is about to start."""
+        self._begin(message, work(message, Started(*what, written)))
+        if self._free <= 0 and (served := queue.served) is not None:
+            served.call_off()
 
     def _guard(self, message: Message) -> None:
         """Be told when the lease is lost under which this, and others, were taken."""
@@ -361,10 +378,12 @@ class Worker:
                 refused = conflict
         raise refused
 
-    async def _work(self, definition: Definition, message: Message) -> None:
-        id = _execution_in(message)
+    async def _work(self, definition: Definition, message: Message, started: Started | None = None) -> None:
+        if started is not None:
+            await asyncio.sleep(0)  # what is written leaves first
+        id = _execution_in(message) if started is None else started.meta.id
         try:
-            if id is None or not await self._run(definition, message, id):
+            if id is None or not await self._run(definition, message, id, started):
                 await message.ack()
             elif not message.settled:
                 await message.give_back(delay=None if message.lost else RETRY_MS / 1000)
@@ -374,17 +393,24 @@ class Worker:
             log.warning("execution %s is given back: %s", id, exc)
             await message.give_back(delay=RETRY_MS / 1000)
 
-    async def _run(self, definition: Definition, message: Message, id: str) -> bool:
-        """Run it as far as it goes; False when the message is not needed."""
+    async def _run(self, definition: Definition, message: Message, id: str, started: Started | None = None) -> bool:
+        """Run it as far as it goes; False when the message is not needed.
+
+        Of one that is being started here nothing need be read: nobody else knows it. What is sent to it is told by the feed.
+        """
+        if started is not None:
+            if (
+                id not in self._runs
+                and not self._stopping.is_set()
+                and not is_older(definition.version, started.meta.version)
+            ):
+                return await self._run_started(definition, message, started)
+            await started.written
         while True:
-            started = self._just_started(id, message)
-            if started is not None:
-                version, meta, execution, inbox = *started, None
-            else:
-                entry, described, inbox = await self._read(id)
-                if entry is None or described is None:
-                    return False
-                version, meta, execution = entry.version, meta_of(described), execution_of(entry)
+            entry, described, inbox = await self._read(id)
+            if entry is None or described is None:
+                return False
+            version, meta, execution = entry.version, meta_of(described), execution_of(entry)
             if meta.name != definition.name or execution.ended:
                 return False
             before = self._runs.get(id)
@@ -393,7 +419,7 @@ class Worker:
             if not await self._replaces(before, execution, message):
                 return False
             await before.over.wait()
-        run = Run(self, definition, message, meta, version, execution)
+        run = Run(self, definition, message, meta, Standing(self.scope, message, execution, version))
         if inbox is not None:
             await run.mail.read(inbox)
         claim = await self._claim(execution, message, run)
@@ -407,33 +433,41 @@ class Worker:
             return True
         if id in self._runs:  # another message of the same execution came in between
             return await self._run(definition, message, id)
-        self._runs[id] = run
-        try:
+        with self._running(run):
             if message.attempts >= DEATHS_MAX:
                 await run.give_up(Fault("WorkerDied", f"{message.attempts} workers died while they ran it"))
             else:
-                fresh = started is not None or (execution.status == PENDING and execution.started_at is None)
+                fresh = execution.status == PENDING and execution.started_at is None
                 await run.run(fresh=fresh, claim=claim if _is_aside(execution, message) else None)
+        return True
+
+    async def _run_started(self, definition: Definition, message: Message, started: Started) -> bool:
+        standing = Standing(self.scope, message, started.execution, 0, started.written)
+        run = Run(self, definition, message, started.meta, standing)
+        with self._running(run):
+            await run.run(fresh=True, claim=None)
+        return True
+
+    @contextmanager
+    def _running(self, run: Run) -> Iterator[None]:
+        id = run.meta.id
+        self._runs[id] = run
+        try:
+            yield
         finally:
             del self._runs[id]
             run.over.set()
             stands = run.standing.now
             awaiting = self._coordination.awaiting(self.scope, EXECUTIONS)
             awaiting.tell(execution_key(id), (lambda: encode(stands)) if stands.ended else None)
-        return True
 
     async def _read(self, id: str) -> list[Entry | None]:
         return await self.scope.engine.get(self.scope.space, [execution_key(id), meta_key(id), inbox_key(id)])
 
-    def _just_started(self, id: str, message: Message) -> tuple[int, Meta, Execution] | None:
-        """How an execution stands whose start brought this message, and to which certainly nothing was sent since."""
-        started = self._fresh.take(id, message.key, message.version)
-        if started is None or started.version < self._since or id in self._mailed:
-            return None
-        return started.version, started.meta, started.execution
-
     async def _replaces(self, before: Run, execution: Execution, message: Message) -> bool:
         """Whether a message ends, or follows, a run of the same execution that is not over here."""
+        if await before.standing.was_refused():  # somebody else has started it
+            return True
         if before.message.id == message.id:  # it was taken from us and came back: the lease had ended
             before.lose()
             return True
@@ -475,8 +509,6 @@ class Worker:
                         run = self._runs.get(id)
                         if run is not None:
                             run.mailed()
-                        elif change.exists:
-                            self._note_mail(id)
                         if self._service.doing(id):
                             await self._service.mailed(id)
             except Error as exc:
@@ -484,18 +516,12 @@ class Worker:
                 await clock.sleep_until(clock.now_ms() + RETRY_MS)
                 if isinstance(exc, Compacted):
                     try:
-                        self._since = await self._now()
+                        cursor = cursor_at(await self._now())
                     except Error:
                         continue
-                    cursor = cursor_at(self._since)
                 for run in self._runs.values():
                     run.mailed()
                 await self._look_at_steps()
-
-    def _note_mail(self, id: str) -> None:
-        self._mailed[id] = None
-        if len(self._mailed) > MAILED_MAX:
-            del self._mailed[next(iter(self._mailed))]
 
     async def _look_at_steps(self) -> None:
         for id in self._service.ids():
