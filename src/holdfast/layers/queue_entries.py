@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import re
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -58,6 +59,8 @@ REASON_CHARS_MAX: Final = 1000
 ATTEMPTS_MAX: Final = 10_000
 LEASE_MS: Final = 30_000
 DEDUP_WINDOW_MS: Final = 300_000
+KEYS_MAX: Final = 1024
+"""Keys that are remembered, since a queue needs the same ones with every message."""
 
 _HALF: Final = 1 << (ID_SHIFT - 1)
 _TASK: Final = re.compile(r"T\d+")
@@ -272,16 +275,25 @@ def peeked(entry: Entry, state: str, reasons: tuple[Failure, ...] = ()) -> Peeke
     )
 
 
+@lru_cache(KEYS_MAX)
 def depth_key(name: str, what: str) -> str:
     return DEPTHS.key(name, what)
 
 
+@lru_cache(KEYS_MAX)
 def ready_prefix(name: str) -> str:
     return QUEUES.prefix("ready", name)
 
 
+@lru_cache(KEYS_MAX)
 def delayed_prefix(name: str) -> str:
     return QUEUES.prefix("delayed", name)
+
+
+@lru_cache(KEYS_MAX)
+def reserved_prefix(name: str, lease: str, *, ahead: bool = False) -> str:
+    """Where messages are that were taken under a lease; `lease` is its key."""
+    return RESERVED.prefix(name, lease[lease.rindex("/") + 1 :] + (AHEAD if ahead else ""))
 
 
 def promoting(name: str, pp: str, now_ms: int, n: int) -> Take:

@@ -47,11 +47,9 @@ from holdfast.ids import new_id
 from holdfast.layers.leases import Lease, Leases
 from holdfast.layers.leavings import Leavings, Settle
 from holdfast.layers.queue_entries import (
-    AHEAD,
     CONSUMERS,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    RESERVED,
     Begun,
     delayed_prefix,
     depth_key,
@@ -59,6 +57,7 @@ from holdfast.layers.queue_entries import (
     place_of,
     promoting,
     ready_prefix,
+    reserved_prefix,
     rest_of,
 )
 from holdfast.layers.scope import Scope
@@ -468,10 +467,10 @@ class Receiver:
         return self._ahead_prefix(lease) if self.prefetch else self._prefix(lease)
 
     def _prefix(self, lease: Lease) -> str:
-        return RESERVED.prefix(self.name, _last(lease.key))
+        return reserved_prefix(self.name, lease.key)
 
     def _ahead_prefix(self, lease: Lease) -> str:
-        return RESERVED.prefix(self.name, _last(lease.key) + AHEAD)
+        return reserved_prefix(self.name, lease.key, ahead=True)
 
     async def _adopt(self, lease: Lease) -> None:
         """What is under the lease without anybody here knowing: a commit that took it, or should end it, was not answered."""

@@ -16,6 +16,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -498,6 +499,8 @@ def _on_queue(queue: str | None, function: Callable[..., Any], name: str) -> OnQ
 
 
 def _check_function(function: Any, name: str) -> None:
+    if type(function) is FunctionType:
+        return
     if asyncio.iscoroutine(function):
         function.close()
         raise InvalidInput(

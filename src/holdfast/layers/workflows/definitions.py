@@ -21,7 +21,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.clock import Duration, duration_ms, optional_ms
@@ -143,12 +143,12 @@ class Definition:
     steps: tuple[Step, ...] = ()
     """Of a class, in an order in which each comes after those it needs."""
 
-    @property
+    @cached_property
     def takes_input(self) -> bool:
         """Whether its function wants the input; ctx has it in any case."""
         return positional(self.target, "workflow") > 1
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
         """What is stored with each execution of how it was defined."""
         return {

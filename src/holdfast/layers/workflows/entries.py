@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import lru_cache
 from traceback import StackSummary, walk_tb
 from typing import Any, Final
 
@@ -312,6 +313,7 @@ def errand_key(tid: str) -> str:
     return ERRANDS + tid
 
 
+@lru_cache(1024)
 def tally_key(name: str, status: str) -> str:
     return TALLIES.key("status", name, status)
 

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.clock import Clock, sleep_or
@@ -221,7 +222,7 @@ async def _call(run: Caller, task: Task, branch: Branch) -> Any:
             args = (run.context, *args)
         elif how == "name":
             named = {"ctx": run.context}
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function):
             return await function(*args, **named)
         context = contextvars.copy_context()
         work = asyncio.get_running_loop().run_in_executor(run.threads, lambda: context.run(function, *args, **named))
@@ -229,6 +230,12 @@ async def _call(run: Caller, task: Task, branch: Branch) -> Any:
         return await value if inspect.isawaitable(value) else value
     finally:
         BRANCH.reset(token)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    if type(function) is FunctionType and function.__code__.co_flags & inspect.CO_COROUTINE:
+        return True  # by far the most common
+    return inspect.iscoroutinefunction(function)
 
 
 async def complete(
