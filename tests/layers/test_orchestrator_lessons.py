@@ -15,11 +15,11 @@ from holdfast.engine import SYSTEM_ACTOR, Batch, ChangeSet, Delete, Engine, Page
 from holdfast.layers import agenda, deciding
 from holdfast.layers.agenda import SIGNALLED
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.correlation_entries import MADE, OPEN, ORCHESTRATORS, OUTBOX
+from holdfast.layers.correlation_entries import MADE, OPEN, ORCHESTRATORS, OUTBOX, SIGNALS, STATES
 from holdfast.layers.leases import Leases
 from holdfast.layers.merging import STRATEGIES
 from holdfast.layers.orchestrator import ATTEMPTS_MAX, STOP_S_MAX
-from holdfast.layers.sections import SECTIONS
+from holdfast.layers.sections import SECTIONS, SOLE, Sections
 from holdfast.middleware.wrapper import Wrapper
 from holdfast.testing.dying import Dying
 from tests.layers import desk as shared
@@ -341,6 +341,69 @@ async def test_what_somebody_wanted_decided_now_is_no_timeout_when_its_orchestra
     assert (decision.status, decision.action) == ("completed", "buy")
     assert (decision.audit.input_signals, decision.audit.missing_signals) == (["a", "b"], ["c"])
     assert not decision.audit.timed_out
+
+
+class Withdrawing(Wrapper):
+    """An engine through which a signal goes away in the moment its correlation becomes due: as the feed tells it, or before the claim."""
+
+    def __init__(self, inner: Engine, moment: str, withdraw: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(inner)
+        self.moment = moment
+        self.withdraw = withdraw
+        self.withdrawn: bool | None = None
+        self.follows = False
+
+    async def _withdraw(self) -> None:
+        self.withdrawn = False
+        await self.withdraw()
+        self.withdrawn = True
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        claims = any(isinstance(op, Put) and op.key.startswith(STATES) for op in batch.operations)
+        if claims and self.moment != "feed" and self.withdrawn is None:
+            await self._withdraw()
+        return await self.inner.commit(space, batch)
+
+    async def watch(
+        self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
+    ) -> AsyncIterator[ChangeSet]:
+        held: list[ChangeSet] = []
+        self.follows = True
+        async for commit in self.inner.watch(space, *prefixes, cursor=cursor, live=live):
+            held.append(commit)
+            if self.moment == "feed" and self.withdrawn is None and any("risk" in each.key for each in commit.changes):
+                await self._withdraw()  # and both are told in one breath
+                continue
+            for each in held:
+                yield each
+            held.clear()
+
+
+@pytest.mark.parametrize("merge", ["first", "own"])
+@pytest.mark.parametrize("moment", ["feed", "commit"])
+async def test_a_signal_that_goes_away_when_its_correlation_becomes_due_is_no_timeout(
+    store: Store, desk: Space, clock: ManualClock, moment: str, merge: str
+) -> None:
+    async def own(signals: Any, question: Question) -> dict[str, Any]:
+        return {"action": "monitor"}
+
+    async def withdraw() -> None:
+        risk = seen_by(store, "risk")._scope
+        await risk.commit((Sections(risk, SIGNALS, "c-1").delete(instance=SOLE),))
+
+    correlation = await desk.correlation("c-1", expect=BOTH, timeout="1h")
+    await signal(store, "c-1", "momentum", MOMENTUM)
+    engine = Withdrawing(desk._scope.engine, moment, withdraw)
+    orchestrator = through(desk, engine).orchestrator(merge=own if merge == "own" else merge)
+    async with running(orchestrator):
+        await until(lambda: engine.follows)
+        await signal(store, "c-1", "risk", RISK)
+        await until(lambda: engine.withdrawn)
+        assert await signal(store, "c-1", "risk", RISK) == "accepted"
+        decision = await in_time(correlation.decision(wait=None), clock)
+    assert decision is not None
+    assert (decision.status, decision.audit.timed_out) == ("completed", False)
+    assert decision.audit.input_signals == BOTH
 
 
 class Busy(Wrapper):

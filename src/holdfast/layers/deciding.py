@@ -19,10 +19,22 @@ import msgspec
 
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
-from holdfast.engine import Absent, Condition, Entry, VersionIs
+from holdfast.engine import Absent, Condition, Entry, Put, VersionIs
 from holdfast.errors import Error, InvalidInput
 from holdfast.ids import new_id
-from holdfast.layers.correlation_entries import CONTEXTS, SIGNALS, Audit, Decision, State, Status, millis
+from holdfast.layers.correlation_entries import (
+    CONTEXTS,
+    SIGNALS,
+    STATES,
+    Audit,
+    Claim,
+    Decision,
+    Metadata,
+    State,
+    Status,
+    millis,
+    tag_of,
+)
 from holdfast.layers.merging import Merged, Question, Strategy, merged_of, number
 from holdfast.layers.patterns import called, timeout_decision
 from holdfast.layers.scope import Scope
@@ -80,6 +92,25 @@ class Case(msgspec.Struct, frozen=True):
     def abandoned(self) -> Case:
         """Too many orchestrators have ended in the middle of it."""
         return msgspec.structs.replace(self, broken="orchestration_abandoned")
+
+
+def claimed(state: State, by: str, now: int, *, timed_out: bool = False, forced: bool = False) -> State:
+    """The same, as this orchestrator's. What one tries again, because the store was away, is no other attempt: those are counted for who
+    dies of it."""
+    before = state.claim
+    attempt = 1 if before is None else before.attempt + (before.orchestrator != by)
+    claim = Claim(by, attempt, as_datetime(now), timed_out, forced)
+    return State(state.corr_id, "orchestrating", state.run, updated(state, now), claim=claim)
+
+
+def claiming(state: State) -> Put:
+    """What writes down that it is claimed."""
+    return Put(STATES + state.corr_id, encode(state, known=True), tag=tag_of("orchestrating"))
+
+
+def updated(state: State, now: int) -> Metadata:
+    """What is known of it, changed now."""
+    return msgspec.structs.replace(state.metadata, last_updated=as_datetime(now))
 
 
 async def read_case(scope: Scope, state: State, *, forced: bool = False) -> Case:

@@ -32,15 +32,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
-from holdfast.clock import as_datetime, sleep_or
+from holdfast.clock import sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import (
     OPERATIONS_MAX,
@@ -50,6 +47,7 @@ from holdfast.engine import (
     Delete,
     Entry,
     Operation,
+    Present,
     Put,
     Receipt,
     VersionIs,
@@ -76,17 +74,16 @@ from holdfast.layers.correlation_entries import (
     ORCHESTRATORS,
     OUTBOX,
     STATES,
-    Claim,
     Decision,
-    Metadata,
     State,
     check_id,
     due_key,
     kept_ms,
+    millis,
     state_of,
     tag_of,
 )
-from holdfast.layers.deciding import Case, case_of, conclude, read_case
+from holdfast.layers.deciding import Case, case_of, claimed, claiming, conclude, read_case, updated
 from holdfast.layers.leases import Lease
 from holdfast.layers.merging import STRATEGIES, Strategy, strategy_of
 from holdfast.layers.patterns import called
@@ -389,47 +386,51 @@ class Orchestrator:
             if term.unnoted and term.noting is None:  # also when a commit was refused that would have taken them out
                 term.noting = asyncio.ensure_future(self._note_soon(term))
 
-    async def _decide(self, term: Term, work: ToDecide, seen: State, version: int, *, forced: bool = False) -> Decision:
-        forced = forced or (seen.claim is not None and seen.claim.forced)
-        timed_out = not forced and not work.complete
-        if self._at_once and not forced and not timed_out and seen.claim is None and seen.metadata.expected_agents:
-            decision = await self._decide_at_once(term, work, seen, version)
-            if decision is not None:
-                return decision
-        state, version = await self._claim(term, seen, version, timed_out=timed_out, forced=forced)
+    async def _decide(self, term: Term, work: ToDecide, seen: State, version: int) -> None:
+        """Decide what has become due. Where a signal has gone again since, it collects on."""
+        if (claim := seen.claim) is not None:
+            await self._take(term, seen, version, timed_out=claim.timed_out, forced=claim.forced)
+            return
+        at_once = self._at_once and work.complete and bool(seen.metadata.expected_agents)
+        if at_once and await self._decide_at_once(term, work, seen, version):
+            return
+        if work.complete:
+            await self._take(term, seen, version, [Present(entry.key) for entry in work.sent.values()])
+        elif millis(seen.metadata.timeout_at) <= self._scope.clock.now_ms():
+            await self._take(term, seen, version, timed_out=True)
+
+    async def _take(
+        self,
+        term: Term,
+        seen: State,
+        version: int,
+        there: Iterable[Condition] = (),
+        *,
+        timed_out: bool = False,
+        forced: bool = False,
+    ) -> Decision:
+        """Make it this orchestrator's, from the state that was seen, and decide it; Conflict if that is over, or `there` is not."""
+        state = claimed(seen, term.id, self._scope.clock.now_ms(), timed_out=timed_out, forced=forced)
+        put = claiming(state)
+        version = (await self._commit(term, (put,), (VersionIs(put.key, version), *there))).version
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
         return await self._finish(term, case, version)
 
-    async def _decide_at_once(self, term: Term, work: ToDecide, seen: State, version: int) -> Decision | None:
-        """Claim and decide in one commit; None when a signal or the context was changed meanwhile: a claim ends that."""
-        claimed = self._claimed(term, seen)
-        case = case_of(claimed, work.sent) if work.is_told else await read_case(self._scope, claimed)
+    async def _decide_at_once(self, term: Term, work: ToDecide, seen: State, version: int) -> bool:
+        """Claim and decide in one commit; False when a signal or the context was changed meanwhile: a claim ends that."""
+        state = claimed(seen, term.id, self._scope.clock.now_ms())
+        case = case_of(state, work.sent) if work.is_told else await read_case(self._scope, state)
         if not case.complete:
-            return None
+            return False
         try:
-            return await self._finish(term, case, version, case.as_read)
+            await self._finish(term, case, version, case.as_read)
         except Conflict as conflict:
             if conflict.key == STATES + seen.corr_id:
                 raise
-            return None
-
-    def _claimed(self, term: Term, state: State, *, timed_out: bool = False, forced: bool = False) -> State:
-        now = as_datetime(self._scope.clock.now_ms())
-        # What one tries again, because the store was away, is no other attempt: those are counted for who dies of it.
-        before = state.claim
-        attempt = 1 if before is None else before.attempt + (before.orchestrator != term.id)
-        claim = Claim(term.id, attempt, now, timed_out, forced)
-        return State(state.corr_id, "orchestrating", state.run, _updated(state, now), claim=claim)
-
-    async def _claim(
-        self, term: Term, state: State, version: int, *, timed_out: bool, forced: bool
-    ) -> tuple[State, int]:
-        """Make it this orchestrator's, from the state that was seen; Conflict if that is over."""
-        claimed = self._claimed(term, state, timed_out=timed_out, forced=forced)
-        put = _claiming(claimed)
-        return claimed, (await self._commit(term, (put,), (VersionIs(put.key, version),))).version
+            return False
+        return True
 
     async def _finish(self, term: Term, case: Case, version: int, as_read: tuple[Condition, ...] = ()) -> Decision:
         """Ask the strategy; state, decision, outbox and what goes away are one commit."""
@@ -440,13 +441,13 @@ class Orchestrator:
             state.corr_id,
             decision.status,
             state.run,
-            _updated(state, as_datetime(now)),
+            updated(state, now),
             signals=case.signals,
             claim=state.claim,
             context=case.context,
         )
         operations: list[Operation] = [
-            *([_claiming(state)] if as_read else []),
+            *([claiming(state)] if as_read else []),
             Put(STATES + state.corr_id, encode(finished, known=True), ttl_ms, tag_of(decision.status)),
             Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
@@ -578,7 +579,7 @@ class Orchestrator:
             if state.finished or busy:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
-            decision = await self._decide(term, ToDecide(state), state, entry.version, forced=True)
+            decision = await self._take(term, state, entry.version, forced=True)
             await self._note_now(term)
             return decision
 
@@ -588,11 +589,3 @@ class Orchestrator:
 
     def __repr__(self) -> str:
         return f"<Orchestrator in {self._scope.space!r} by {self.merge}>"
-
-
-def _claiming(claimed: State) -> Put:
-    return Put(STATES + claimed.corr_id, encode(claimed, known=True), tag=tag_of("orchestrating"))
-
-
-def _updated(state: State, now: datetime) -> Metadata:
-    return msgspec.structs.replace(state.metadata, last_updated=now)
