@@ -128,6 +128,23 @@ async def test_failures_that_were_tolerated_remain(boss: Space, hosts: Hosts, cl
     assert RUNS.count("bad") == (handled != "wait")
 
 
+async def test_a_failure_that_a_step_has_handled_within_itself_remains(boss: Space, hosts: Hosts) -> None:
+    async def falls_back_within(ctx: Context) -> str:
+        try:
+            return str(await ctx.step("first", fails_once, "first"))
+        except StepFailed:
+            return "instead"
+
+    @workflow
+    async def handles_within(ctx: Context) -> list[str]:
+        return [await ctx.step("outer", falls_back_within), await ctx.step("last", fails_once, "last")]
+
+    handle, result = await tried_again(boss, hosts, handles_within)
+    assert result == ["instead", "last"]
+    assert RUNS == ["first", "last", "last"]
+    assert (await handle.steps())["outer#0/first#0"]["status"] == "failed"
+
+
 async def test_steps_of_a_class_that_ran_beside_a_failed_one_remain(boss: Space, hosts: Hosts) -> None:
     @workflow(name="beside_each_other")
     class Steps:

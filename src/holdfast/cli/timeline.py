@@ -33,7 +33,7 @@ MARKS: Final = {
     "paused": "‖",
     "pending": "·",
 }
-HIDDEN: Final = ("body", "when", "version", "result", "now")
+HIDDEN: Final = ("body", "when", "version", "result", "now", "tolerated")
 """Kinds of records that are not steps."""
 
 Steps = dict[str, dict[str, Any]]

@@ -41,7 +41,7 @@ from holdfast.layers.workflows.definitions import (
     retry_of,
     skipped,
 )
-from holdfast.layers.workflows.entries import SHARED, StepRecord, Wait, check_execution, raw
+from holdfast.layers.workflows.entries import SHARED, TOLERATED, StepRecord, Wait, check_execution, raw
 from holdfast.layers.workflows.performing import Elsewhere, Task, carry, flush, perform, show
 from holdfast.layers.workflows.state import State
 from holdfast.layers.workflows.turns import CALL
@@ -282,6 +282,9 @@ class Context:
                 )
             if failures:
                 made.branch.failures += 1  # the code goes on without them
+                tolerated = f"{made.path}/{TOLERATED}"
+                if tolerated not in journal.records:
+                    journal.hold([journal.record(tolerated, StepRecord("completed", kind="tolerated"))])
             return results
 
     def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> Coroutine[Any, Any, list[Any]]:

@@ -7,7 +7,8 @@
     workflows/line/<name>/<key>/<pp>/<19 digits>  one that waits for another to end (`limits.py`)
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written; the end of a step has its record
     journal/steps/<id>/<path>            one step that the log does not tell: it waits, was tried before, has a large result, or is done
-                                         elsewhere: status, attempts, times, result or error; `~state` has the version of a typed state
+                                         elsewhere: status, attempts, times, result or error; `~state` has the version of a typed state,
+                                         `~tolerated` below a map says that enough of it succeeded
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
     journal/items/<id>/<key>/<generation>/<19 digits>
     journal/mail/<id>/<name>/<19 digits> what its worker is to do (`~cancel`, `~pause`, `~resume`), how its children ended, and steps done elsewhere
@@ -82,6 +83,8 @@ STEP: Final = "~step:"
 """Before the path of a step that is done elsewhere: how that went."""
 STATE: Final = "~state"
 """Instead of a step's name: of which version its state is."""
+TOLERATED: Final = "~tolerated"
+"""Below a map, instead of an item's number: that enough of its items succeeded, although others had failed."""
 RETRIED: Final = "retried"
 """The event of the log that takes back what it names."""
 ERRANDS: Final = JOURNAL.prefix("errands")

@@ -173,7 +173,7 @@ class ExecutionHandle:
         await self._workflows._outside.control(self.id, RESUME)
 
     async def retry(self, from_step: str | None = None) -> None:
-        """Let one that failed or was cancelled try again: what failed and was not handled, or all from this step on, with its state."""
+        """Let one that failed or was cancelled try again: what failed and was not handled or tolerated, or all from this step on, with its state."""
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
         self._started = None  # the feed may still tell of the end that was before
 

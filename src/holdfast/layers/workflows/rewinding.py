@@ -22,7 +22,7 @@ import msgspec
 from holdfast.codec import encode
 from holdfast.engine import Delete, Operation, Put
 from holdfast.errors import InvalidInput
-from holdfast.layers.workflows.entries import RETRIED, LogEvent, StepRecord, data_prefix
+from holdfast.layers.workflows.entries import RETRIED, TOLERATED, LogEvent, StepRecord, data_prefix
 from holdfast.layers.workflows.state import SET, View
 
 FORKED: Final = "forked"
@@ -82,11 +82,18 @@ def with_children(cut: Cut, records: Records) -> Cut:
 def failed_cut(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:
     """Before all that failed, unless the code went on after it; and before the step whose failure ended it, whatever came then.
 
-    Whether it went on is told by the calls that it made then (`StepRecord.after`): others may have been under way, and remain.
+    Whether it went on is told by the calls that it made then (`StepRecord.after`): others may have been under way, and remain. What a
+    map has tolerated, or a step that has a result, is handled, whether more was called then or not.
     """
     events = list(events)
     order = _order(records)
-    failed = {path for path, record in records.items() if record.status in ("failed", "retrying")}
+    failed = {
+        path
+        for path, record in records.items()
+        if record.status in ("failed", "retrying")
+        and not any(at in records for at in _tolerating(path))
+        and not any(at in records and records[at].status == "completed" for at in _upwards(_around(path)))
+    }
     ended = {_around(at): order[at] for at in _upwards(step)} if step in failed else {}
     dropped = {path for path in records if any(order[at] > ended.get(_around(at), order[at]) for at in _upwards(path))}
     last: dict[str, int] = {}  # of each branch: after how many failures it made its last calls, of those that remain
@@ -121,6 +128,11 @@ def _upwards(path: str) -> Iterator[str]:
     while path:
         yield path
         path = _around(path)
+
+
+def _tolerating(path: str) -> Iterator[str]:
+    """Where it is told, of each map that this is part of, that what failed in it is tolerated."""
+    return (f"{at}/{TOLERATED}" for at in _upwards(_around(path)))
 
 
 def cut_before(records: Records, events: Iterable[LogEvent], steps: list[str], step: str) -> Cut:
@@ -182,7 +194,9 @@ def places(records: Records, events: Iterable[LogEvent], steps: list[str]) -> di
 
 
 def _cut(records: Records, dropped: set[str], placed: dict[str, int], told: list[LogEvent]) -> Cut:
-    """Of each branch of which something is dropped: its own writes up to there remain, and those that something which remains followed."""
+    """Of each branch of which something is dropped: its own writes up to there remain, and those that something which remains followed.
+    A map of which something is dropped has not tolerated anything yet."""
+    dropped = dropped | {at for path in dropped for at in _tolerating(path) if at in records}
     firsts: dict[str, int] = {}
     for path in dropped:
         if path[0] == "~":
