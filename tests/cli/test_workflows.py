@@ -338,7 +338,9 @@ def test_a_timeline_shows_when_each_step_ran_and_folds_many_tasks() -> None:
         "gather#0/1/pay#0": shown("step", "completed", 7, 8),
         "sleep#0": shown("sleep", "waiting", 8, None, until=NOW + timedelta(seconds=9)),
         "child:b#0": shown("child", "waiting", 9, None, child="x.b"),
+        "ask#0": shown("step", "begun", 9.5, None, over_at=NOW + timedelta(seconds=60)),
         "~when:fetch": shown("when", "completed", 0, 0),
+        "check#0/~tolerated": shown("tolerated", "completed", 6, 6),
     }
     lines = list(timeline.lines_of(view, steps, {}, None, served=True, now=NOW + timedelta(seconds=10)))
     assert lines[0] == "▸ x: research 2, running, 10.0 s, from 2026-11-16T07:00:00.000Z"
@@ -349,6 +351,7 @@ def test_a_timeline_shows_when_each_step_ran_and_folds_many_tasks() -> None:
         ["✓", "pay"],
         ["✓", "sleep"],
         ["…", "child:b"],
+        ["▸", "ask"],
     ]
     assert "10,001 tasks: 10,000 completed, 1 failed, the first error: E: no" in lines[2]
     bars = [line[line.index("s  ") + 3 :][:30] for line in lines[1:]]
@@ -356,6 +359,7 @@ def test_a_timeline_shows_when_each_step_ran_and_folds_many_tasks() -> None:
     assert lines[1].endswith("3 attempts")
     assert bars[5].strip() == "░░░"
     assert lines[6].endswith("child x.b")
+    assert lines[7].endswith("has until 2026-11-16T07:01:00.000Z")
 
 
 def test_durations_are_short() -> None:

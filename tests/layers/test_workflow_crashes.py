@@ -28,7 +28,9 @@ from holdfast.testing.workflows import ended
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 SEEDS = range(2_000) if SOAK else range(24)
 Program = list[dict[str, Any]]
-TAKES_TIME = {"queued", "spread", "sent", "child", "flaky", "failing", "sleep", "nap", "timeout", "nested", "breaks"}
+TAKES_TIME = {
+    "queued", "spread", "sent", "child", "flaky", "failing", "sleep", "nap", "timeout", "nested", "breaks", "timed", "late",
+}  # fmt: skip
 SEEN: Counter[str] = Counter()
 """Which calls the programs made: all of them must occur."""
 
@@ -70,6 +72,8 @@ def program(rng: random.Random, depth: int = 0, prefix: str = "") -> Program:
         call: dict[str, Any] = {"call": kind, "n": rng.randint(0, 5), "key": f"{prefix}{kind}{number}"}
         if kind == "nested" and call["n"] % 2:
             kind = call["call"] = "breaks"
+        elif kind in ("timeout", "nap") and call["n"] > 2:
+            kind = call["call"] = "late" if kind == "timeout" else "timed"
         if kind == "gather":
             call["parts"] = [program(rng, depth + 1, f"{prefix}{number}.{part}.") for part in range(rng.randint(1, 3))]
             if sum(waits(part) for part in call["parts"]) > 1:
@@ -153,6 +157,21 @@ async def naps_inside(ctx: Context, n: int) -> int:
     await ctx.sleep(span(2))
     second: int = await ctx.step("inner", double, first)
     return second
+
+
+async def waits_inside(ctx: Context, n: int) -> None:
+    """It counts, in a step of its own and by itself, and waits in vain."""
+    await ctx.state.increment("par.waits")
+    await ctx.gather(
+        ctx.step("inner", counted, n),
+        ctx.wait_for("nobody"),
+        ctx.map("each", naps_inside, range(n % 3), max_workers=2, timeout="1h"),
+        ctx.step("longer", waits_longer, timeout="1h"),
+    )
+
+
+async def waits_longer(ctx: Context) -> None:
+    await ctx.sleep("1h")
 
 
 async def breaks(ctx: Context) -> None:
@@ -253,6 +272,17 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
                 return str(exc)
         case "nested":
             return await ctx.step("nested", naps_inside, n)
+        case "timed":
+            return await ctx.step("timed", naps_inside, n, timeout="1h")
+        case "late":
+            return await ctx.step(
+                "late",
+                waits_inside,
+                n,
+                timeout=max(span(5), 2),  # enough for all else, also where time goes fast
+                retry=Retry(2, initial=span(3)),
+                on_error=lambda ctx, error: type(error).__name__,
+            )
         case "gather":
             return await ctx.gather(*(branch(ctx, part) for part in call["parts"]), ctx.step("double", double, n))
         case "child":
@@ -265,7 +295,7 @@ async def perform(ctx: Context, call: dict[str, Any]) -> Any:
 CALLS = {
     "step", "state", "task", "map", "flaky", "failing", "sleep", "nap", "wait", "timeout", "now", "random", "version",
     "shared", "flush", "delete", "batch", "checkpoint", "queued", "spread", "sent", "gather", "child", "detached", "nested",
-    "breaks",
+    "breaks", "timed", "late",
 }  # fmt: skip
 
 

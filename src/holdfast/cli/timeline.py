@@ -28,6 +28,7 @@ MARKS: Final = {
     "skipped": "-",
     "retrying": "↻",
     "waiting": "…",
+    "begun": "▸",
     "running": "▸",
     "cancelled": "✗",
     "paused": "‖",
@@ -88,6 +89,8 @@ def _row(path: str, step: dict[str, Any]) -> Row:
         notes.append(f"{step['attempts']} attempts")
     if row.until is not None and step["status"] in ("waiting", "retrying"):
         notes.append(f"until {output.moment(row.until)}")
+    if step["status"] == "begun" and step.get("over_at"):
+        notes.append(f"has until {output.moment(step['over_at'])}")
     if step.get("queue"):
         notes.append(f"queue {output.shown(step['queue'])}")
     if step.get("task"):
@@ -104,7 +107,7 @@ def _folded(root: str, tasks: list[tuple[str, dict[str, Any]]]) -> Row:
     """The tasks of a map as one."""
     counts = Counter(step["status"] for _, step in tasks)
     attempts = sum(step["attempts"] for _, step in tasks)
-    status = next((each for each in ("retrying", "failed") if counts[each]), "completed")
+    status = next((each for each in ("retrying", "failed", "waiting", "begun") if counts[each]), "completed")
     ends = [step.get("completed_at") for _, step in tasks]
     notes = [f"{len(tasks):,} tasks: " + ", ".join(f"{count:,} {each}" for each, count in sorted(counts.items()))]
     if attempts > len(tasks):

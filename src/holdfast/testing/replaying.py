@@ -34,6 +34,7 @@ from holdfast.layers.scope import Scope
 from holdfast.layers.task_handle import TaskHandle
 from holdfast.layers.workflows.definitions import Definition, definition_of
 from holdfast.layers.workflows.entries import (
+    BEGUN,
     COMPLETED,
     RUNNING,
     Execution,
@@ -107,7 +108,8 @@ async def assert_replays(workflow: Any, history: History) -> None:
     meta = decode(encode(history["meta"]), Meta)
     if meta.name != definition.name:
         raise InvalidInput(f"the history is one of workflow {meta.name!r}, and not of {definition.name!r}")
-    records = {path: decode(encode(each), StepRecord) for path, each in history["steps"].items()}
+    recorded = {path: decode(encode(each), StepRecord) for path, each in history["steps"].items()}
+    records = {path: each for path, each in recorded.items() if each.status != BEGUN}  # that is where it was
     log = [decode(encode(each), LogEvent) for each in history["log"]]
     clock = ManualClock(max([meta.created_at, *(event.at for event in log), *_times(records)]) + 1)
     with tempfile.TemporaryDirectory(prefix="holdfast-replay-") as folder:

@@ -76,7 +76,7 @@ class Errands:
         while True:
             if record is None or record.away is None or record.status != "waiting":
                 if record is not None and record.until is not None:
-                    await run.wait(Wait("retry", task.path, until=record.until))
+                    await run.waiting.until(Wait("retry", task.path, until=record.until))
                 await journal.settled()
                 try:
                     record = await self.begin(run, task, failures, record)
@@ -91,7 +91,7 @@ class Errands:
                     continue
             away = record.away
             assert away is not None  # noqa: S101 - it is waiting
-            letter = await run.receive(self.wait(task, away), STEP + task.path)
+            letter = await run.waiting.receive(self.wait(task, away), STEP + task.path)
             assert letter is not None  # noqa: S101 - there is no timeout
             told = decode(bytes(letter.value), Told)
             if told.message != away.message:  # of an attempt that was given up

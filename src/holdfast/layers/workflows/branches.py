@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.engine import Operation
 from holdfast.errors import InvalidInput, NonDeterminism
 from holdfast.layers.workflows.journal import Journal
 from holdfast.layers.workflows.state import Buffer, Write
+
+if TYPE_CHECKING:
+    from holdfast.layers.workflows.deadlines import Deadline
 
 PATH_BYTES_MAX: Final = 512
 """A path is part of a key, and of the name of what it keeps as a blob."""
@@ -31,6 +34,7 @@ class Branch:
         "attempt",
         "body",
         "buffer",
+        "deadline",
         "echoes",
         "failures",
         "is_step",
@@ -51,6 +55,8 @@ class Branch:
         self.path = path
         self.is_step: bool = is_step or step is not None
         self.attempt: int = attempt if step is None else step.attempt
+        self.deadline: Deadline | None = None if within is None else within.deadline
+        """Of the step that it is in, or is."""
         self.task: asyncio.Task[Any] | None = None
         self.refuses = False
         """Whether it was cancelled before it began."""

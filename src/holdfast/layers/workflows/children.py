@@ -92,7 +92,7 @@ async def await_child(run: Run, made: Call, record: StepRecord) -> Any:
     journal = run.journal
     if record.status == "waiting":
         while True:
-            letter = await run.receive(Wait("child", made.path, record.child), CHILD + made.path)
+            letter = await run.waiting.receive(Wait("child", made.path, record.child), CHILD + made.path)
             assert letter is not None  # noqa: S101 - there is no timeout
             outcome, now = decode(bytes(letter.value), Outcome), run.clock.now_ms()
             if outcome.child in ("", record.child):

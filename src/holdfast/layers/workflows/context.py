@@ -325,7 +325,7 @@ class Context:
             if until is None:
                 until = run.clock.now_ms() + ms
                 self._note(made, StepRecord("waiting", made.position, "sleep", until - ms, until=until), "sleeping")
-            await run.wait(Wait("sleep", made.path, until=until))
+            await run.waiting.until(Wait("sleep", made.path, until=until))
 
     def wait_for(
         self, name: str, *, timeout: Duration | None = None, default: Any = _UNSET
@@ -342,11 +342,11 @@ class Context:
             if record is None:
                 now = run.clock.now_ms()
                 record = StepRecord("waiting", made.position, "signal", now, until=None if ms is None else now + ms)
-                if not run.may_take(name):
+                if not run.waiting.may_take(name):
                     record = msgspec.structs.replace(record, turn=run.turns.draw())
                     self._note(made, record, "waiting")
             if record.status == "waiting":
-                taken = await run.receive(Wait("signal", made.path, name, record.until), turn=record.turn)
+                taken = await run.waiting.receive(Wait("signal", made.path, name, record.until), turn=record.turn)
                 now, operations = run.clock.now_ms(), list[Operation]()
                 value = raw(None, "") if taken is None else taken.value
                 status = "failed" if taken is None else "completed"

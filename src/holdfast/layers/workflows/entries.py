@@ -6,7 +6,7 @@
     workflows/ended/<name>/<13 digits>/<id>   when it ended, as long as it is kept
     workflows/line/<name>/<key>/<pp>/<19 digits>  one that waits for another to end (`limits.py`)
     journal/log/<id>/<19 digits>         what happened, in order, with the state that was written; the end of a step has its record
-    journal/steps/<id>/<path>            one step that the log does not tell: it waits, was tried before, has a large result, or is done
+    journal/steps/<id>/<path>            one step that the log does not tell: it waits, was tried before, is begun, has a large result, or is done
                                          elsewhere: status, attempts, times, result or error; `~state` has the version of a typed state,
                                          `~tolerated` below a map says that enough of it succeeded
     journal/data/<id>/<key>              the state, as it is now; a list or set is named here and kept in chunks in
@@ -85,6 +85,8 @@ STATE: Final = "~state"
 """Instead of a step's name: of which version its state is."""
 TOLERATED: Final = "~tolerated"
 """Below a map, instead of an item's number: that enough of its items succeeded, although others had failed."""
+BEGUN: Final = "begun"
+"""The status of a step that is under way, and waits; of others that are, nothing is recorded."""
 RETRIED: Final = "retried"
 """The event of the log that takes back what it names."""
 ERRANDS: Final = JOURNAL.prefix("errands")
@@ -170,7 +172,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of one step."""
 
     status: str
-    """completed, failed, skipped, retrying, waiting."""
+    """completed, failed, skipped, retrying, waiting, begun."""
     position: int = -1
     """Where in its parent it was called."""
     kind: str = "step"
@@ -189,6 +191,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a wait for a signal: which of the execution's waits it is, in the order in which they began (`turns.py`)."""
     after: int = 0
     """How many calls had failed, as its branch's code had been told, when that made this one."""
+    over_at: int | None = None
+    """Of one that is begun: when its time is over (`deadlines.py`)."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, omit_defaults=True):

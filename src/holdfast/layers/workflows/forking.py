@@ -23,6 +23,7 @@ from holdfast.layers.queues import Queue
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.bulk import delete_all, write_all
 from holdfast.layers.workflows.entries import (
+    BEGUN,
     STATE,
     LogEvent,
     Meta,
@@ -96,7 +97,7 @@ async def fork_execution(
     parts: list[Parts] = [
         _record(blobs, id, each, record)
         for each, record in records.items()
-        if each not in cut.dropped and each not in told
+        if each not in cut.dropped and each not in told and record.status != BEGUN
     ]
     parts += [([Put(f"{log_prefix(id)}{number:019d}", encode(each))], []) for number, each in enumerate(kept, 1)]
     parts += [(writing(id, fold.view, [key]), []) for key in fold.view.cells if fold.view.cell(key) is not None]

@@ -417,7 +417,7 @@ class Workflows:
 
     async def _shown(self, record: StepRecord, results: bool) -> dict[str, Any]:
         shown: dict[str, Any] = {"status": record.status, "kind": record.kind, "attempts": record.attempts}
-        for name in ("started_at", "completed_at", "until"):
+        for name in ("started_at", "completed_at", "until", "over_at"):
             if (at := getattr(record, name)) is not None:
                 shown[name] = as_datetime(at)
         if record.error is not None:

@@ -22,11 +22,12 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.codec import decode, encode
-from holdfast.engine import OPERATIONS_MAX, Condition, Operation, Present, Push, Put, Receipt
+from holdfast.engine import OPERATIONS_MAX, Condition, Delete, Operation, Present, Push, Put, Receipt
 from holdfast.errors import Conflict, LeaseLost, Unavailable
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.earlier import Earlier
 from holdfast.layers.workflows.entries import (
+    BEGUN,
     RETRIED,
     STATE,
     Fault,
@@ -93,6 +94,8 @@ class Journal:
         self.records: dict[str, StepRecord] = {}
         self.placed: dict[tuple[str, int], str] = {}
         """Which step was called where: by branch and position."""
+        self.begun: set[str] = set()
+        """Paths of steps that are begun, as far as they have not ended."""
         self.last: dict[str, int] = {}
         """By branch: the last position that is recorded."""
         self.after: dict[str, int] = {}
@@ -128,7 +131,10 @@ class Journal:
         for path, record in told_in(events).items():
             self._remember(path, record)
         async for entry in every(self.scope, self._steps):
-            self._remember(entry.key[len(self._steps) :], decode(entry.value, StepRecord))
+            path, record = entry.key[len(self._steps) :], decode(entry.value, StepRecord)
+            self._remember(path, record)
+            if record.status == BEGUN:
+                self.begun.add(path)
         prefix, generations = data_prefix(self.id), self.view.generations
         async for entry in every(self.scope, prefix):
             self.has_state = True
@@ -208,6 +214,15 @@ class Journal:
             self.placed[branch, record.position] = path
             self.last[branch] = max(record.position, self.last.get(branch, -1))
 
+    def end_within(self, path: str) -> list[Operation]:
+        """What ends whatever was begun within a step, an attempt of which is over: in another one it begins anew."""
+        found = [each for each in self.begun if each.startswith(f"{path}/")]
+        self.begun.difference_update(found, (path,))
+        found = [each for each in found if each in self.records and self.records[each].status == BEGUN]
+        for each in found:
+            del self.records[each]
+        return [Delete(self._steps + each) for each in found]
+
     def visit(self, path: str) -> StepRecord | None:
         """The record of a step that the code has come to; what it wrote is in the state from here on."""
         if self._written and (writes := self._written.pop(path, None)) is not None:
@@ -266,14 +281,16 @@ class Journal:
     ) -> list[Operation]:
         """Remember how a step ended, and what tells it: the log, and the record by itself where there is one already, or a large one."""
         body = record.body if body_writes else 0
+        within = self.end_within(path) if self.begun else []
         if path in self.records or record.blob is not None or len(bytes(record.result)) > TOLD_BYTES_MAX:
             return [
+                *within,
                 self.record(path, record),
                 self.event(event, path, record.error, writes, branch, body, body_writes),
             ]
         record = self._in_order(path, record)
         self._remember(path, record)
-        return [self.event(event, path, record.error, writes, branch, body, body_writes, record)]
+        return [*within, self.event(event, path, record.error, writes, branch, body, body_writes, record)]
 
     def _in_order(self, path: str, record: StepRecord) -> StepRecord:
         """With what it came after."""

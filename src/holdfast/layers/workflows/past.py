@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from holdfast.layers.workflows.entries import StepRecord
+from holdfast.layers.workflows.entries import BEGUN, StepRecord
 from holdfast.layers.workflows.state import View, Write
 
 
@@ -109,8 +109,8 @@ def places_of(records: Mapping[str, StepRecord]) -> dict[str, tuple[int, int]]:
     """By branch: the last call that had been made, with what was written before it, and how many writes that were."""
     found: dict[str, tuple[int, int]] = {}
     for path, record in records.items():
-        if record.position < 0 or (record.status == "retrying" and not record.body):
-            continue  # an attempt that failed commits nothing of the code around it
+        if record.position < 0 or (record.status in ("retrying", BEGUN) and not record.body):
+            continue  # an attempt that failed, or is under way, commits nothing of the code around it
         branch = path.rpartition("/")[0]
         last, body = found.get(branch, (-1, 0))
         found[branch] = max(last, record.position), max(body, record.body)

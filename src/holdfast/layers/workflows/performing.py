@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import decode, encode
 from holdfast.engine import Condition, Operation
-from holdfast.errors import InvalidInput, NonDeterminism, StepFailed, TimedOut
+from holdfast.errors import InvalidInput, NonDeterminism, StepFailed
 from holdfast.layers.blobs import BlobRef
-from holdfast.layers.workflows.branches import BRANCH, Branch, Runnable
+from holdfast.layers.workflows.branches import BRANCH, Branch
+from holdfast.layers.workflows.deadlines import Deadline, late
 from holdfast.layers.workflows.definitions import ONCE, Retry
 from holdfast.layers.workflows.entries import INLINE_BYTES_MAX, Fault, StepRecord, Wait, fault_of, raw
 from holdfast.layers.workflows.journal import BODY
@@ -46,10 +47,6 @@ class Caller(Protocol):
     context: Context
     replaced: Mapping[str, Callable[..., Any]]
     """What tests do instead of a step, by its name."""
-
-    @property
-    def runnable(self) -> Runnable | None:
-        """What counts whether an execution can be put aside; None where it cannot."""
 
 
 class Elsewhere(Protocol):
@@ -150,15 +147,26 @@ async def perform(run: Run, task: Task) -> Any:
     show(run, task.branch)
     failures = record.attempts if record is not None else 0
     due = record.until if record is not None else None
+    fault = record.error if record is not None else None
     stale = 0
     while True:
         if due is not None:
-            await run.wait(Wait("retry", task.path, until=due))
+            await run.waiting.until(Wait("retry", task.path, until=due))
         await journal.settled()
-        started_at = run.clock.now_ms()
         branch = Branch(task.path, journal, is_step=True, attempt=failures + 1)
+        branch.deadline = task.branch.deadline
+        deadline: Deadline | None = None
+        if task.timeout_ms is None:
+            started_at = run.clock.now_ms()
+        else:
+            branch.deadline = deadline = Deadline(run, task, task.timeout_ms, failures, fault, record)
+            started_at, record = deadline.started_at, None
         try:
-            value = await attempt_once(run, task, branch)
+            if deadline is None:
+                value = await _call(run, task, branch)
+            else:
+                with deadline:
+                    value = await attempt_once(run, task, branch, deadline)
             result = raw(value, f"the result of step {task.path!r}")
             if (key := branch.buffer.stale()) is not None:
                 stale += 1
@@ -178,35 +186,35 @@ async def perform(run: Run, task: Task) -> Any:
                 pausing = StepRecord(
                     "retrying", task.position, task.kind, started_at, None, failures, error=fault, until=due
                 )
-                journal.stage([journal.record(task.path, pausing), journal.event("retrying", task.path, fault)])
+                event = journal.event("retrying", task.path, fault)
+                journal.stage([*journal.end_within(task.path), journal.record(task.path, pausing), event])
                 continue
+            if deadline is not None and task.on_error is not None:
+                deadline.forget()
             return await give_up(run, task, started_at, failures, fault, exc)
         await complete(run, task, branch, started_at, failures + 1, result)
         return decode(bytes(result))
 
 
-async def attempt_once(run: Caller, task: Task, branch: Branch) -> Any:
+async def attempt_once(run: Caller, task: Task, branch: Branch, deadline: Deadline | None = None) -> Any:
+    """Run the function for as long as it may take. Where its execution runs, its deadline says when that is over."""
     if task.timeout_ms is None:
         return await _call(run, task, branch)
-    runnable = run.runnable
-    if runnable is not None:
-        runnable.more()  # its time runs here: it is not put aside, whatever it waits for
+    over = asyncio.Event() if deadline is None else deadline.over
+    at = run.clock.now_ms() + task.timeout_ms if deadline is None else None
     running = asyncio.get_running_loop().create_task(_call(run, task, branch))
-    over = asyncio.Event()
     running.add_done_callback(lambda _: over.set())
     try:
-        await sleep_or(run.clock, run.clock.now_ms() + task.timeout_ms, over)
-        if not running.done():
-            running.cancel()
-            await asyncio.wait([running])
-            raise TimedOut(f"step {task.path!r} took longer than {task.timeout_ms / 1000:g} s")
+        await sleep_or(run.clock, at, over)
+        if not running.done() or (running.cancelled() and deadline is not None and deadline.passed):
+            raise late(task)
         return running.result()
     finally:
         if not running.done():
             running.cancel()
             await asyncio.wait([running])
-        if runnable is not None:
-            runnable.less()
+            if not running.cancelled():
+                running.exception()  # nobody else asks
 
 
 async def _call(run: Caller, task: Task, branch: Branch) -> Any:
@@ -321,6 +329,7 @@ async def give_up(
     journal = run.journal
     if task.on_error is not None:
         branch = Branch(f"{task.path}/~error", journal, is_step=True, attempt=attempts)
+        branch.deadline = task.branch.deadline
         handler = Task(task.branch, task.path, task.position, task.on_error, (run.context, exc), with_ctx="none")
         try:
             result = raw(await _call(run, handler, branch), f"the result of the error handler of {task.path!r}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from holdfast.codec import encode
+from holdfast.codec import decode, encode
 from holdfast.engine import (
     OPERATIONS_MAX,
     AtLeast,
@@ -28,6 +28,7 @@ from holdfast.keys import unescape
 from holdfast.layers.queues import Queue, split
 from holdfast.layers.scope import Scope
 from holdfast.layers.workflows.entries import (
+    BEGUN,
     CANCEL,
     CHILD,
     COMPLETED,
@@ -39,6 +40,7 @@ from holdfast.layers.workflows.entries import (
     STEP,
     Execution,
     LogEvent,
+    StepRecord,
     Wait,
     ended_key,
     execution_key,
@@ -159,13 +161,18 @@ async def finish_rewinding(scope: Scope, queue_of: Callable[[str], Queue], id: s
 
 async def _again(scope: Scope, id: str, events: list[LogEvent], cut: Cut) -> list[Operation]:
     """What takes these steps back: their records, their state, and what was asked of the worker before. Doing it twice does no harm.
+    What was under way has its time anew.
 
     `events` are those before it was decided to take them back.
     """
     steps = steps_prefix(id)
     return [
         *[Delete(key) async for key in _obsolete(scope, id, cut)],
-        *[Delete(each.key) async for each in every(scope, steps) if each.key[len(steps) :] in cut.dropped],
+        *[
+            Delete(each.key)
+            async for each in every(scope, steps)
+            if each.key[len(steps) :] in cut.dropped or decode(each.value, StepRecord).status == BEGUN
+        ],
         *_state_before(id, events, cut),
     ]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
@@ -75,6 +74,7 @@ from holdfast.layers.workflows.plan import run_steps
 from holdfast.layers.workflows.shape import is_earlier
 from holdfast.layers.workflows.standing import Standing
 from holdfast.layers.workflows.turns import Turns
+from holdfast.layers.workflows.waiting import Waiting
 
 OLD_CODE_MS: Final = 5_000
 """After what time an execution of newer code is offered again, to whoever has that."""
@@ -133,13 +133,13 @@ class Run:
         self.runnable = Runnable(self._idle)
         self.branches: set[Branch] = set()
         self.news = asyncio.Event()
+        self.waiting = Waiting(self.clock, self.mail, self.turns, self.runnable, self.news)
         self.over = asyncio.Event()
         """Set by its worker when this run is over."""
         self.context = Context(self)
         self._host = host
         self._known = host.state_types.get(definition.name)
         self._upgrade = upgrade_of(definition.shape, self._known)
-        self._waits: dict[asyncio.Future[Letter | None], tuple[Wait, str, int]] = {}
         self._parking: asyncio.Future[Receipt] | None = None
         self._ending = False
         self._mailed = False
@@ -151,51 +151,11 @@ class Run:
 
     # --- for the code ---
 
-    async def wait(self, wait: Wait) -> None:
-        """Return when its time has come."""
-        await self.receive(wait)
-
-    async def receive(self, wait: Wait, name: str = "", turn: int = 0) -> Letter | None:
-        """What is waited for: a letter of this name; None when its time has come first. With a turn it is one of several."""
-        name = name or wait.name
-        self.turns.come(turn)
-        if name and (letter := self.mail.take(name, self._before(name, turn))) is not None:
-            return letter
-        if wait.until is not None and wait.until <= self.clock.now_ms():
-            return None
-        answer: asyncio.Future[Letter | None] = asyncio.get_running_loop().create_future()
-        self._waits[answer] = wait, name, turn
-        if wait.until is not None:
-            self.news.set()  # there is a time to look at
-        try:
-            self.runnable.less()
-            return await answer
-        except asyncio.CancelledError:
-            if not answer.done() or answer.cancelled():
-                self.runnable.more()
-            elif (letter := answer.result()) is not None:
-                self.mail.put_back(letter)  # it came in the same moment, and is somebody else's now
-                self._distribute()
-            raise
-        finally:
-            self._waits.pop(answer, None)
-
-    def may_take(self, name: str) -> bool:
-        """Whether a signal is there for who begins to wait for one now: nobody who waits, or waited before, comes first."""
-        return self.mail.has(name) and not self._before(name, sys.maxsize)
-
-    def _before(self, name: str, turn: int) -> int:
-        """How many others come first."""
-        if not turn:
-            return 0
-        waiting = sum(0 < other < turn and name == own for _, own, other in self._waits.values())
-        return waiting + self.turns.before(name, turn)
-
     def leave(self, branches: list[str]) -> None:
         """These branches are over: for whom they would have waited, nobody need."""
         self.journal.leave(*branches)
         if self.turns.forget(*branches):
-            self._distribute()
+            self.waiting.distribute()
 
     async def result(self, record: StepRecord) -> Any:
         """What a step gave."""
@@ -336,27 +296,29 @@ class Run:
                     await self.mail.read()
                     if await self._obey():
                         return
-                    self._distribute()
+                    self.waiting.distribute()
                 if self._over():
                     await self._stop_code()
                     timeout = TimedOut(f"the execution took longer than {(self.definition.timeout_ms or 0) / 1000:g} s")
                     await self._end(FAILED, None, fault_of(timeout))
                     return
-                self._tick()
+                self.waiting.tick()
             if not self.news.is_set():
                 await self._sleep()
 
     async def _sleep(self) -> None:
         """Until there is something to look at."""
-        at = self._deadline()
-        if self._parking is None and not self._ending:
-            times = [wait.until for wait, *_ in self._waits.values() if wait.until is not None]
-            if times:
-                at = min(*times, at) if at is not None else min(times)
-        if at is None or self._parking is not None or self._ending:
+        at = None if self._parking is not None or self._ending else self._first_at()
+        self.waiting.looked_at = at
+        if at is None:
             await self.news.wait()
         else:
             await sleep_or(self.clock, at, self.news)
+
+    def _first_at(self) -> int | None:
+        """When the first of the times comes that matter to it."""
+        deadline, at = self._deadline(), self.waiting.first_at()
+        return at if deadline is None else deadline if at is None else min(deadline, at)
 
     def _deadline(self) -> int | None:
         timeout = self.definition.timeout_ms
@@ -365,27 +327,6 @@ class Run:
     def _over(self) -> bool:
         deadline = self._deadline()
         return deadline is not None and deadline <= self.clock.now_ms()
-
-    def _tick(self) -> None:
-        """Those whose time has come go on."""
-        now = self.clock.now_ms()
-        for answer, (wait, *_) in list(self._waits.items()):
-            if wait.until is not None and wait.until <= now:
-                self._go_on(answer, None)
-
-    def _distribute(self) -> None:
-        """Those for whom something has come go on."""
-        for answer, (_, name, turn) in sorted(self._waits.items(), key=lambda item: item[1][2]):
-            if name and not answer.done():
-                letter = self.mail.take(name, self.turns.before(name, turn))
-                if letter is not None:
-                    self._go_on(answer, letter)
-
-    def _go_on(self, answer: asyncio.Future[Letter | None], letter: Letter | None) -> None:
-        if not answer.done():
-            self._waits.pop(answer, None)
-            self.runnable.more()
-            answer.set_result(letter)
 
     def mailed(self) -> None:
         """Something was sent to it."""
@@ -443,13 +384,13 @@ class Run:
         if self._ending or self._parking is not None or self._stopping or self.journal.failure is not None:
             return
         self.news.set()
-        if not self._waits:
+        if not self.waiting:
             return
         if self.turns.forget():
-            self._distribute()
+            self.waiting.distribute()
             if self.runnable.count:
                 return
-        due = min((wait.until for wait, *_ in self._waits.values() if wait.until is not None), default=None)
+        due = self.waiting.first_at()
         if due is not None and due - self.clock.now_ms() <= HOLD_MS:
             return
         self._flush_all()
@@ -463,13 +404,8 @@ class Run:
                 self.journal.stage(operations)
 
     def _aside(self, unchanged: Condition) -> Parts:
-        waits = tuple(wait for wait, *_ in self._waits.values())
-        times = [wait.until for wait in waits if wait.until is not None]
-        if (deadline := self._deadline()) is not None:
-            times.append(deadline)
-        operations, conditions = self.standing.put_aside(
-            RUNNING, waits[:WAITS_SHOWN_MAX], min(times, default=None), None
-        )
+        waits = self.waiting.waits[:WAITS_SHOWN_MAX]
+        operations, conditions = self.standing.put_aside(RUNNING, waits, self._first_at(), None)
         return operations, [*conditions, unchanged]
 
     async def _parked(self, parking: asyncio.Future[Receipt]) -> bool:
@@ -481,8 +417,8 @@ class Run:
             await self.mail.read()
             if await self._obey():
                 return True
-            self._distribute()
-            self._tick()
+            self.waiting.distribute()
+            self.waiting.tick()
             if self.runnable.count == 0:
                 self._idle()
             return False

@@ -101,7 +101,6 @@ class Guest:
         self.context: Context = StepContext(self)
         self._host = host
         self._record = record
-        self.runnable = None
         self._version = "" if definition.shape is None else definition.shape.version
         self._away: Away = record.away
 
