@@ -81,12 +81,6 @@ class _Settled:
         for batch in itertools.islice(self._left, count):
             self._engine.submit(SPACE, batch, self)
 
-    def done(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
-        return False
-
     def set_result(self, receipt: Receipt) -> None:
         self._waiting -= 1
         self.send(1)

@@ -335,12 +335,6 @@ class Engine(Protocol):
 class Reply(Protocol):
     """Whom to tell what became of a batch, once and on the event loop; a Future is one."""
 
-    def done(self) -> bool: ...
-
-    def cancelled(self) -> bool:
-        """Nobody wants it any more; a batch that was not begun yet is left out."""
-        ...
-
     def set_result(self, receipt: Receipt, /) -> None: ...
 
     def set_exception(self, error: BaseException, /) -> None: ...
@@ -447,7 +441,12 @@ def check_batch(batch: Batch) -> int:
         check_label(actor, "an actor", NAME_BYTES_MAX)
         if len(_ACTORS) < ACTORS_KNOWN_MAX:
             _ACTORS.add(actor)
-    if request_id is not None:
+    if request_id is not None and not (
+        type(request_id) is str
+        and 0 < len(request_id) <= REQUEST_ID_BYTES_MAX
+        and request_id.isascii()
+        and request_id.isprintable()
+    ):
         check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
     conditions = batch.conditions
     if len(operations) == 1 and not conditions and type(op := operations[0]) is Put:

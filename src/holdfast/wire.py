@@ -57,6 +57,8 @@ class Hello(Message, frozen=True, tag=1):
     protocol: int
     token: str
     client: str
+    together: bool = False
+    """It understands `Receipts`."""
 
 
 class Commit(Message, frozen=True, tag=2):
@@ -192,6 +194,13 @@ class Committed(Message, frozen=True, tag=2):
     receipt: Receipt
 
 
+class Receipts(Message, frozen=True, tag=14):
+    """Commits that were done together: the answers to these ids, for a client that asked for it in its Hello."""
+
+    ids: list[int]
+    receipts: list[Receipt]
+
+
 class Entries(Message, frozen=True, tag=3):
     id: int
     entries: list[Entry | None]
@@ -263,6 +272,7 @@ class Piece(Message, frozen=True, tag=13):
 Reply: TypeAlias = (
     Welcome
     | Committed
+    | Receipts
     | Entries
     | Scanned
     | Watching
@@ -313,23 +323,27 @@ class Frames:
             data = self._data[self._at :] + data
         self._data, self._at = data, 0
 
-    def next(self) -> bytes | None:
-        """The next whole frame, without its length; None when there is none yet."""
-        data, start = self._data, self._at + 4
-        if len(data) < start:
-            return None
-        (length,) = LENGTH.unpack_from(data, self._at)
-        if length > self.frame_bytes_max:
-            raise errors.InvalidInput(
-                f"a frame of {length:,} bytes; the limit is {self.frame_bytes_max:,}. Send less at once"
-            )
-        end = start + length
-        if len(data) < end:
-            self._parts, self._missing = [data[self._at :]], end - len(data)
-            self._data, self._at = b"", 0
-            return None
-        self._at = end
-        return data[start:end]
+    def take(self, most: int) -> list[bytes]:
+        """The next whole frames, without their lengths: as many as there are, and at most so many."""
+        found: list[bytes] = []
+        data, at, size, length_at = self._data, self._at, len(self._data), LENGTH.unpack_from
+        while len(found) < most and size >= at + 4:
+            (length,) = length_at(data, at)
+            if length > self.frame_bytes_max:
+                if found:
+                    break  # they came before it; the next call is about this one
+                raise errors.InvalidInput(
+                    f"a frame of {length:,} bytes; the limit is {self.frame_bytes_max:,}. Send less at once"
+                )
+            end = at + 4 + length
+            if size < end:
+                self._parts, self._missing = [data[at:]], end - size
+                data, at = b"", 0
+                break
+            found.append(data[at + 4 : end])
+            at = end
+        self._data, self._at = data, at
+        return found
 
 
 # --- errors ---

@@ -1,5 +1,7 @@
 """Group commit over a network: who leaves with whom, and how it ends."""
 
+"""Group commit: what is taken together, and how it ends over a network."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,7 @@ import pytest
 
 from holdfast.engine import Batch, Put, Receipt
 from holdfast.engines.committing import Committer, Over
-from holdfast.engines.grouping import Waiting
+from holdfast.engines.grouping import GROUP_BYTES_MAX, CommitQueue, Waiting
 from holdfast.errors import Unavailable
 
 
@@ -92,3 +94,42 @@ async def test_who_is_alone_leaves_at_once_and_those_who_come_together_leave_tog
         await asyncio.gather(*(counted.commit() for _ in range(5)))
         await counted.commit()
     assert counted.groups == [1, 5, 1, 5, 1]
+
+
+def queued(*items: Waiting) -> CommitQueue:
+    queue = CommitQueue()
+    for item in items:
+        queue.add(item)
+    return queue
+
+
+def waiting(name: str, durability: str = "sync", size: int = 1) -> Waiting:
+    return Waiting(name, durability, Batch("market", ()), size)
+
+
+def test_a_group_has_one_durability_and_the_order_in_which_they_came() -> None:
+    queue = queued(waiting("a"), waiting("b"), waiting("c", "async"), waiting("d"))
+    assert [item.space for item in queue.take_group()] == ["a", "b"]
+    assert [item.space for item in queue.take_group()] == ["c"]
+    assert [item.space for item in queue.take_group()] == ["d"]
+    assert (len(queue), queue.bytes) == (0, 0)
+
+
+def test_a_group_ends_before_the_batch_that_makes_it_too_large() -> None:
+    half = GROUP_BYTES_MAX // 2
+    queue = queued(
+        waiting("a", size=half), waiting("b", size=half), waiting("c"), waiting("d", size=2 * GROUP_BYTES_MAX)
+    )
+    assert [item.space for item in queue.take_group()] == ["a", "b"]
+    assert [item.space for item in queue.take_group()] == ["c"]
+    assert queue.bytes == 2 * GROUP_BYTES_MAX
+    assert [item.space for item in queue.take_group()] == ["d"], "one that is too large for any group goes alone"
+
+
+async def test_a_group_leaves_out_those_who_went_away() -> None:
+    gone, there = waiting("gone"), waiting("there")
+    gone.awaited, there.awaited = (asyncio.get_running_loop().create_future() for _ in range(2))
+    gone.awaited.cancel()
+    queue = queued(gone, there)
+    assert queue.take_group() == [there]
+    assert queue.bytes == 0

@@ -79,7 +79,10 @@ async def serve() -> AsyncIterator[Serve]:
             clock, observed = ManualClock(), list[tuple[str, str]]()
             keeper = Doorkeeper(clock, engine or MemoryEngine(clock=clock))
             port = BinaryPort(
-                keeper, limits or Limits(), lambda op, outcome, _: observed.append((op, outcome)), sole_owner=True
+                keeper,
+                limits or Limits(),
+                lambda op, outcome, _, count=1: observed.extend([(op, outcome)] * count),
+                sole_owner=True,
             )
             number = await port.listen("127.0.0.1", 0)
             stack.push_async_callback(port.stop, "the test is over", 1.0)

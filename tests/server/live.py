@@ -135,12 +135,12 @@ class Hand:
 
     async def next(self) -> Any:
         """The next message; EOFError when there is none any more."""
-        while (body := self.frames.next()) is None:
+        while not (found := self.frames.take(1)):
             data = await asyncio.wait_for(self.reader.read(65536), DEADLINE_S)
             if not data:
                 raise EOFError
             self.frames.feed(data)
-        return decode_reply(body)
+        return decode_reply(found[0])
 
     def id(self) -> int:
         self._ids += 1
@@ -178,11 +178,13 @@ class Hand:
 
 
 @asynccontextmanager
-async def by_hand(keeper: KeeperServer, token: str, name: str = "by-hand") -> AsyncIterator[Hand]:
+async def by_hand(
+    keeper: KeeperServer, token: str, name: str = "by-hand", *, together: bool = False
+) -> AsyncIterator[Hand]:
     reader, writer = await asyncio.open_connection("127.0.0.1", keeper.port)
     hand = Hand(reader, writer)
     try:
-        writer.write(frame(Hello(PROTOCOL, token, name)))
+        writer.write(frame(Hello(PROTOCOL, token, name, together)))
         welcome = await hand.next()
         if isinstance(welcome, Failed):
             raise raised(welcome)

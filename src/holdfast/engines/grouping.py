@@ -42,8 +42,11 @@ class Waiting(msgspec.Struct, eq=False):
     durability: str
     batch: Batch
     size: int
-    reply: Reply | None = None
+    awaited: asyncio.Future[Receipt] | None = None
+    """Of one who waits, and may go away."""
     outcome: Receipt | BaseException | None = None
+    reply: Reply | None = None
+    """Of one who does neither, and is told (`engine.Submits`)."""
 
     def told(self) -> Receipt:
         """The outcome, which is there; raised if it is none to be glad of."""
@@ -74,20 +77,17 @@ class CommitQueue:
 
     def take_group(self) -> list[Waiting]:
         """The oldest batches: of one durability, bounded in number and bytes."""
-        group: list[Waiting] = []
-        count, size, durability = 0, 0, ""
         with self._taking:
             items = self._items
-            while items and count < GROUP_BATCHES_MAX:
-                item = items[0]
-                if count and (size + item.size > GROUP_BYTES_MAX or item.durability != durability):
-                    break
-                items.popleft()
-                count, size, durability = count + 1, size + item.size, item.durability
-                if item.reply is None or not item.reply.cancelled():
-                    group.append(item)
+            group = [items.popleft() for _ in range(min(len(items), GROUP_BATCHES_MAX))]
+            size = sum([item.size for item in group])
+            if size > GROUP_BYTES_MAX or len({item.durability for item in group}) > 1:
+                count = _fitting(group)
+                items.extendleft(reversed(group[count:]))
+                del group[count:]
+                size = sum([item.size for item in group])
             self._taken += size
-        return group
+        return [item for item in group if item.awaited is None or not item.awaited.cancelled()]
 
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""
@@ -99,12 +99,25 @@ class CommitQueue:
         answer(refused)
 
 
+def _fitting(items: list[Waiting]) -> int:
+    """How many of the first ones have one durability and not too many bytes together; one at least."""
+    size = 0
+    for count, item in enumerate(items):
+        size += item.size
+        if count and (size > GROUP_BYTES_MAX or item.durability != items[0].durability):
+            return count
+    return len(items)
+
+
 def answer(items: list[Waiting]) -> None:
     """Give everybody their outcome; on the event loop. One who cannot take it keeps nobody else from theirs."""
     for item in items:
-        outcome, reply = item.outcome, item.reply
-        if reply is None or reply.done():
-            continue
+        outcome = item.outcome
+        reply: Reply | None = item.reply
+        if reply is None:
+            if item.awaited is None or item.awaited.done():
+                continue
+            reply = item.awaited
         try:
             if type(outcome) is Receipt:
                 reply.set_result(outcome)
@@ -141,7 +154,7 @@ class Turns:
             if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
                 return None
         reply: asyncio.Future[Receipt] = self._loop.create_future()
-        item.reply = reply
+        item.awaited = reply
         self.queue.add(item)
         if not self._asked:
             self.ask()

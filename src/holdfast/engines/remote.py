@@ -83,13 +83,13 @@ class RemoteEngine:
         check_batch(batch)
         id = batch.request_id
         make = lambda n: Commit(n, space, batch)  # noqa: E731
+        receipt: Receipt
         if id is None:
-            answer = await self._client.ask(make, None)
+            receipt = await self._client.ask(make, None)
         elif batch.fresh:
-            answer = await self._client.ask(make, lambda n: Commit(n, space, _repeated(batch)), request_id=id)
+            receipt = await self._client.ask(make, lambda n: Commit(n, space, _repeated(batch)), request_id=id)
         else:
-            answer = await self._client.ask(make, make, request_id=id)
-        receipt: Receipt = answer.receipt
+            receipt = await self._client.ask(make, make, request_id=id)
         return receipt
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:

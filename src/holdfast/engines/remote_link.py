@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from holdfast.engine import ChangeSet
+from holdfast.engine import ChangeSet, Receipt
 from holdfast.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -43,6 +43,7 @@ from holdfast.wire import (
     UNREADABLE,
     Cancel,
     Changes,
+    Committed,
     Done,
     Failed,
     Frames,
@@ -51,6 +52,7 @@ from holdfast.wire import (
     Hello,
     Message,
     Ping,
+    Receipts,
     Reply,
     Watch,
     Watching,
@@ -283,11 +285,20 @@ class Client:
         if self._line is not None:
             self._line.write(frame(message))
 
+    def committed(self, ids: list[int], receipts: list[Receipt]) -> None:
+        """These commits were done."""
+        for id, receipt in zip(ids, receipts, strict=True):
+            asked = self._asked.pop(id, None)
+            if asked is not None and not asked.answer.done():
+                asked.answer.set_result(receipt)
+        if not self._room.is_set():
+            self._room.set()
+
     def received(self, message: Reply, size: int) -> None:
         if isinstance(message, Goodbye):
             log.info("the keeper at %s goes away: %s", self.address, message.reason)
             return
-        if isinstance(message, Welcome):
+        if isinstance(message, Welcome | Committed | Receipts):
             return
         asked = self._asked.get(message.id)
         if asked is None:
@@ -346,7 +357,7 @@ class Client:
             else:
                 await self._loop.create_connection(lambda: line, address.host, address.port, ssl=address.tls)
             try:
-                welcome = await line.greet(Hello(PROTOCOL, self._token, self._name))
+                welcome = await line.greet(Hello(PROTOCOL, self._token, self._name, together=True))
             except BaseException:
                 line.abort()
                 raise
@@ -516,9 +527,13 @@ class _Line(asyncio.Protocol):
         frames, client = self._frames, self._client
         frames.feed(data)
         try:
-            while (body := frames.next()) is not None:
+            for body in frames.take(len(data)):
                 message = decode_reply(body)
-                if isinstance(message, Welcome):
+                if type(message) is Receipts:
+                    client.committed(message.ids, message.receipts)
+                elif type(message) is Committed:
+                    client.committed([message.id], [message.receipt])
+                elif isinstance(message, Welcome):
                     if not self._welcome.done():
                         self._welcome.set_result(message)
                 elif isinstance(message, Failed) and message.id == 0:

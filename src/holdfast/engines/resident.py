@@ -113,7 +113,7 @@ class ResidentEngine:
             if home.durability == "volatile":
                 self._volatile.make(home.name, "volatile")
         self._commits = GroupCommit(path, lock, clock, opened, self)
-        self._rows = self._commits.rows
+        self._rows, self._submit = self._commits.rows, self._commits.submit
         self._tail = Tail()
         self._bells: weakref.WeakValueDictionary[str, Bells] = weakref.WeakValueDictionary()
         self._closed = False
@@ -140,11 +140,11 @@ class ResidentEngine:
     def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
         item = self._checked(space, batch)
-        if isinstance(item, Waiting):
+        if type(item) is Waiting:
             item.reply = reply
-            self._commits.submit(item)
+            self._submit(item)
         else:
-            reply.set_result(item)
+            reply.set_result(item)  # type: ignore[arg-type]
         return True
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import msgspec
+
 from holdfast.engine import Batch, Receipt, Reply
 from holdfast.errors import Conflict, Error
 from holdfast.middleware.quotas import Book, Quotas, Tally, landed
@@ -16,18 +18,22 @@ from holdfast.middleware.quotas import Book, Quotas, Tally, landed
 Explaining: TypeAlias = Callable[[Conflict], Error]
 
 
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """A commit under way: what it was charged with, and whom to answer when it lands."""
 
-    __slots__ = ("_account", "_amount", "_book", "_keys", "_quotas", "reply")
+    quotas: Quotas
+    book: Book
+    account: Tally
+    amount: int
+    keys: int
+    sent: Batch
+    reply: Reply | None = None
+    """None: somebody awaits the commit, and lands it."""
+    explained: Explaining | None = None
+    """For one in a line, with conditions that ownership added: who sent it hears of those in words of its own."""
 
-    def __init__(self, quotas: Quotas, book: Book, account: Tally, amount: int, keys: int = 1) -> None:
-        self._quotas = quotas
-        self._book = book
-        self._account = account
-        self._amount = amount
-        self._keys = keys
-        self.reply: Reply
+    def __post_init__(self) -> None:
+        book, account, amount, keys = self.book, self.account, self.amount, self.keys
         book.begun += amount
         book.pending += amount
         book.flying += 1
@@ -35,46 +41,26 @@ class Flight:
         account.pending += keys
         account.flying += 1
 
-    def done(self) -> bool:
-        return self.reply.done()
-
-    def cancelled(self) -> bool:
-        return self.reply.cancelled()
-
     def set_result(self, receipt: Receipt) -> None:
         self.land()
-        self.reply.set_result(receipt)
+        self.reply.set_result(receipt)  # type: ignore[union-attr]
 
     def set_exception(self, error: BaseException) -> None:
+        if self.explained is not None and isinstance(error, Conflict):
+            error = self.explained(error)
         self.fail(error)
-        self.reply.set_exception(error)
+        self.reply.set_exception(error)  # type: ignore[union-attr]
 
     def fail(self, error: BaseException) -> None:
-        self._quotas.failed(error, [(self._book, self._amount), (self._account, self._keys)])
+        self.quotas.failed(error, [(self.book, self.amount), (self.account, self.keys)])
         self.land()
 
     def land(self) -> None:
-        book, account = self._book, self._account
-        book.pending -= self._amount
+        book, account = self.book, self.account
+        book.pending -= self.amount
         book.flying -= 1
-        account.pending -= self._keys
+        account.pending -= self.keys
         account.flying -= 1
         if book.drained is not None or account.drained is not None:
             landed(book)
             landed(account)
-
-
-class PlaceFlight(Flight):
-    """One in a line, with the conditions that ownership added; who sent it hears of those in words of its own."""
-
-    __slots__ = ("_explained", "sent")
-
-    def __init__(
-        self, quotas: Quotas, book: Book, account: Tally, grown: tuple[int, int], sent: Batch, explained: Explaining
-    ) -> None:
-        super().__init__(quotas, book, account, *grown)
-        self.sent = sent
-        self._explained = explained
-
-    def set_exception(self, error: BaseException) -> None:
-        super().set_exception(self._explained(error) if isinstance(error, Conflict) else error)

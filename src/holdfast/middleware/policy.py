@@ -55,7 +55,7 @@ from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaEx
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
-from holdfast.middleware.flights import Flight, PlaceFlight
+from holdfast.middleware.flights import Flight
 from holdfast.middleware.grants import Grant, grant_of
 from holdfast.middleware.messages import Misplaced
 from holdfast.middleware.quotas import Quotas
@@ -166,15 +166,11 @@ class PolicedEngine:
         quick = self._quick
         if quick is None:
             return False
-        flight = self._take_off(space, batch)
+        flight = self._take_off(space, batch, reply) or self._take_place(space, batch, reply)
         if flight is None:
-            placed = self._take_place(space, batch)
-            if placed is None:
-                return False
-            flight, batch = placed, placed.sent
-        flight.reply = reply
+            return False
         try:
-            quick.submit(space, batch, flight)
+            quick.submit(space, flight.sent, flight)
         except Conflict as conflict:
             flight.set_exception(conflict)
         except BaseException as exc:
@@ -182,7 +178,7 @@ class PolicedEngine:
             raise
         return True
 
-    def _take_place(self, space: str, batch: Batch) -> PlaceFlight | None:
+    def _take_place(self, space: str, batch: Batch, reply: Reply) -> Flight | None:
         """One Push or Delete in a line, what locks are made of: checked as any batch is, if nothing has to be waited for.
 
         None when it is something else, or needs a closer look; then nothing was charged.
@@ -224,9 +220,9 @@ class PolicedEngine:
             self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key)
         sent = Batch(batch.actor, batch.operations, conditions, batch.request_id, batch.fresh) if added else batch
         explained = lambda conflict: self._explained(conflict, space, batch, added)  # noqa: E731
-        return PlaceFlight(self._policy.quotas, book, account, (amount, keys), sent, explained)
+        return Flight(self._policy.quotas, book, account, amount, keys, sent, reply, explained)
 
-    def _take_off(self, space: str, batch: Batch) -> Flight | None:
+    def _take_off(self, space: str, batch: Batch, reply: Reply | None = None) -> Flight | None:
         """One Put of a record, what is sent most: the same checks as for any batch, without looking anything up.
 
         None when it is something else, or needs a closer look; then nothing was charged.
@@ -264,7 +260,7 @@ class PolicedEngine:
         if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
             self._refuse_rate(1, wait_ms, space, "Set", key)
         check_json(op.value)
-        return Flight(self._policy.quotas, book, account, amount)
+        return Flight(self._policy.quotas, book, account, amount, 1, batch, reply)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""

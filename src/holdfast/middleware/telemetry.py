@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holdfast.engine import Batch, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
 from holdfast.errors import Error
@@ -13,8 +13,13 @@ from holdfast.middleware.wrapper import Wrapper
 
 T = TypeVar("T")
 
-Observe = Callable[[str, str, float], None]
-"""Told of every operation: its name, its outcome ("ok" or an error's code), how many seconds it took."""
+
+class Observe(Protocol):
+    """Told of every operation: its name, its outcome ("ok" or an error's code), how many seconds it took, how many they were."""
+
+    def __call__(self, op: str, outcome: str, seconds: float, count: int = 1) -> None: ...
+
+
 Span = Callable[[str, str], AbstractContextManager[None]]
 """Something around an operation on a space."""
 

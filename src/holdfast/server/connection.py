@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from holdfast.engine import Batch, Engine, Page, Submits
+from holdfast.engine import Batch, Engine, Page, Receipt, Submits
 from holdfast.errors import (
     AuthenticationFailed,
     Error,
@@ -33,12 +34,14 @@ from holdfast.wire import (
     UNREADABLE,
     Cancel,
     Commit,
+    Committed,
     Entries,
     Frames,
     Get,
     Grant,
     Hello,
     Message,
+    Receipts,
     Request,
     Scan,
     Scanned,
@@ -79,8 +82,18 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport
+        self._bodies: deque[bytes] = deque()
+        """Frames that have come and were not looked at."""
+        self._began = 0.0
+        """When the requests that are being read began."""
         self._out: list[bytes] = []
         self._unsent = 0
+        self._together = False
+        self._done: list[int] = []
+        """The requests of commits that were done in this step of the loop; they are answered together."""
+        self._receipts: list[Receipt] = []
+        self._begun: dict[float, int] = {}
+        """When they began, and how many of them at once."""
         self._ended = False
         """Nothing more can be written."""
         self.identity: Identity | None = None
@@ -179,7 +192,8 @@ class Connection(asyncio.Protocol):
 
     def _read(self) -> None:
         """Start every request that has come, up to what may be in flight."""
-        limit, left = self.port.limits.in_flight, TURN_FRAMES
+        limit, left, bodies = self.port.limits.in_flight, TURN_FRAMES, self._bodies
+        self._began = self._loop.time()
         try:
             while not self._paused and not self._closed:
                 if self.in_flight >= limit:
@@ -189,11 +203,12 @@ class Connection(asyncio.Protocol):
                     self.hold()
                     self._loop.call_soon(self.let_go)
                     return
+                if not bodies:
+                    bodies.extend(self._frames.take(1 if self.identity is None else left))
+                    if not bodies:
+                        return
                 left -= 1
-                body = self._frames.next()
-                if body is None:
-                    return
-                self._message(body)
+                self._message(bodies.popleft())
         except Error as exc:
             self._give_up(exc)
         except Exception:
@@ -207,15 +222,15 @@ class Connection(asyncio.Protocol):
             id = None if self.identity is None else id_in(body)
             self._send_failure(id, InvalidInput(f"the message cannot be understood: {exc}"))
             return
-        if self.identity is None:
+        if type(message) is Commit and self._at_once is not None:  # what is sent most
+            self._commit(self._at_once, message)
+        elif self.identity is None:
             self._hello(message)
         else:
             self._request(message)
 
     def _request(self, message: Request) -> None:
-        if type(message) is Commit or type(message) is Get:  # what is sent most
-            self._start(message)
-        elif isinstance(message, Watch):
+        if isinstance(message, Watch):
             self.watches.begin(message)
         elif isinstance(message, Grant):
             self.watches.grant(message)
@@ -239,7 +254,32 @@ class Connection(asyncio.Protocol):
         if self._unsent > UNSENT_BYTES_MAX:
             self._flush()
 
+    def committed(self, id: int, receipt: Receipt, began: float) -> None:
+        """A commit was done: it is answered with all that were done in this step of the loop."""
+        if len(receipt.results) != 1 or type(receipt.results[0]) is list:  # it may be large
+            self.send(Committed(id, receipt))
+            self.observed("commit", "ok", began)
+            return
+        if not self._done:
+            self._loop.call_soon(self._flush)
+        self._done.append(id)
+        self._receipts.append(receipt)
+        self._begun[began] = self._begun.get(began, 0) + 1
+
+    def _answer_commits(self) -> None:
+        done, receipts, begun, now = self._done, self._receipts, self._begun, self._loop.time()
+        self._done, self._receipts, self._begun = [], [], {}
+        if self._together and len(done) > 1:
+            self._out.append(frame(Receipts(done, receipts)))
+        else:
+            self._out += [frame(Committed(*each)) for each in zip(done, receipts, strict=True)]
+        for began, count in begun.items():
+            self.port.observe("commit", "ok", now - began, count)
+        self._finished(len(done))
+
     def _flush(self) -> None:
+        if self._done:
+            self._answer_commits()
         if self._out and not self._ended and not self._transport.is_closing():
             self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
         self._out = []
@@ -308,7 +348,7 @@ class Connection(asyncio.Protocol):
         if not 0 < len(message.client) <= CLIENT_ID_MAX:
             raise InvalidInput(f"a client's id has between 1 and {CLIENT_ID_MAX} characters")
         identity = self.port.keeper.authenticate(message.token)
-        self._client = (identity.token_id, message.client)
+        self._client, self._together = (identity.token_id, message.client), message.together
         before = self.port.clients.get(self._client)
         self.port.clients[self._client] = self
         if before is None or before is self:
@@ -334,7 +374,8 @@ class Connection(asyncio.Protocol):
         limits = self.port.limits
         self.identity = identity
         self.engine = engine = self.port.keeper.engine_for(identity)
-        self._at_once = engine if isinstance(engine, Submits) else None
+        if self.port.span is None and isinstance(engine, Submits):
+            self._at_once = engine
         self._frames.frame_bytes_max = limits.frame_bytes
         self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
 
@@ -357,45 +398,61 @@ class Connection(asyncio.Protocol):
         if self.port.closing is not None:
             self._leave(message, self.port.closing)
             return
-        if type(message) is Commit:
-            message = self._recognisable(message)
         self.in_flight += 1
-        if self._at_once is None or not self._started_at_once(self._at_once, message):
-            self._behind += type(message) is Commit
-            self._spawn(self._run(message, self._loop.time()))
+        if type(message) is Commit:
+            self._commit_aside(self._recognisable(message))
+        elif type(message) is not Get or self._at_once is None or not self._read_at_once(self._at_once, message):
+            self._spawn(self._run(message, self._began))
+
+    def _commit(self, engine: Submits, message: Commit) -> None:
+        """Without a task, where the engine can."""
+        port, batch, began = self.port, message.batch, self._began
+        if port.closing is not None:
+            self._leave(message, port.closing)
+            return
+        if not batch.fresh or not port.sole_owner or not is_generated(batch.request_id or ""):
+            message = self._recognisable(message)
+            batch = message.batch
+        self.in_flight += 1
+        try:
+            if self._behind or not engine.submit(message.space, batch, Answer(self, message.id, began)):
+                self._commit_aside(message)
+        except Error as exc:
+            self._refuse(message.id, exc)
+            self.observed("commit", exc.code, began)
+        except Exception as exc:
+            self._failed_inside("commit", message.id, exc)
+
+    def _commit_aside(self, message: Commit) -> None:
+        self._behind += 1
+        self._spawn(self._run(message, self._began))
 
     def _leave(self, message: Any, reason: str) -> None:
         """The keeper is going: its client says this again to the next one, unless that could do it twice."""
         if type(message) in UNREPEATABLE or (type(message) is Commit and message.batch.request_id is None):
             self.send(failed(message.id, Unavailable(reason)))
 
-    def _started_at_once(self, engine: Submits, message: Any) -> bool:
-        """Without a task, where the engine can: most commits and gets."""
-        if self.port.span is not None:
+    def _read_at_once(self, engine: Submits, message: Get) -> bool:
+        """Without a task, where the engine can: most gets."""
+        if not self._writable.is_set():
             return False
-        began, op = self._loop.time(), ""
         try:
-            if type(message) is Commit and not self._behind:
-                op = "commit"
-                return engine.submit(message.space, message.batch, Answer(self, message.id, began))
-            if type(message) is Get and self._writable.is_set():
-                op = "get"
-                entries = engine.read(message.space, message.keys)
-                if entries is None:
-                    return False
-                self._answer(message.id, Entries(message.id, entries))
-                self.observed("get", "ok", began)
-                return True
+            entries = engine.read(message.space, message.keys)
+            if entries is None:
+                return False
+            self._answer(message.id, Entries(message.id, entries))
+            self.observed("get", "ok", self._began)
         except Error as exc:
             self._refuse(message.id, exc)
-            self.observed(op, exc.code, began)
-            return True
+            self.observed("get", exc.code, self._began)
         except Exception as exc:
-            log.exception("%s failed unexpectedly", op)
-            self.send(failed(message.id, unexpected(op, exc)))
-            self.observed(op, "error", began)
-            return True
-        return False
+            self._failed_inside("get", message.id, exc)
+        return True
+
+    def _failed_inside(self, op: str, id: int, exc: Exception) -> None:
+        log.error("%s failed unexpectedly", op, exc_info=exc)
+        self.send(failed(id, unexpected(op, exc)))
+        self.observed(op, "error", self._began)
 
     def _refuse(self, id: int, error: Error) -> None:
         self.send(failed(id, error))
@@ -478,8 +535,8 @@ class Connection(asyncio.Protocol):
             )
         self.write(data)
 
-    def _finished(self) -> None:
-        self.in_flight -= 1
+    def _finished(self, count: int = 1) -> None:
+        self.in_flight -= count
         if not self.in_flight:
             if self._settled is not None:
                 self._settled.set()

@@ -237,8 +237,8 @@ class Keeper:
         self.failure = self._stopping = reason
         self.failed.set()
 
-    def _observe(self, op: str, outcome: str, seconds: float) -> None:
-        self.metrics.observe(op, outcome, seconds)
+    def _observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
+        self.metrics.observe(op, outcome, seconds, count)
 
     # --- what the ports ask ---
 

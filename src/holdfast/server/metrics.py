@@ -1,6 +1,6 @@
 """What a keeper counts, for Prometheus.
 
-`observe(op, outcome, seconds)` is on the path of every request and adds to plain lists and dictionaries; they become
+`observe(op, outcome, seconds, count)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
 `op` and `outcome`, `state` of messages, `status` of tasks and executions and `result` of a hot tier (`cache_metrics.py`) alone, from
 closed sets: what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number
@@ -116,15 +116,15 @@ class Metrics(Collector):
         if process:
             ProcessCollector(registry=self.registry)
 
-    def observe(self, op: str, outcome: str, seconds: float) -> None:
-        """Count one request: what was asked, how it ended, how long it took."""
+    def observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
+        """Count one request, or several that came and ended together: what was asked, how it ended, how long it took."""
         series = self._series.get(op, self._other)
-        series.buckets[bisect_left(BOUNDS, seconds)] += 1
-        series.seconds += seconds
+        series.buckets[bisect_left(BOUNDS, seconds)] += count
+        series.seconds += seconds * count
         try:
-            series.outcomes[outcome] += 1
+            series.outcomes[outcome] += count
         except KeyError:
-            series.outcomes[OTHER] += 1
+            series.outcomes[OTHER] += count
 
     def text(self) -> bytes:
         """Everything, as Prometheus reads it (CONTENT_TYPE)."""

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, runtime_checkable
 
+import msgspec
+
 from holdfast.engine import Engine, Entry, Receipt
 from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
@@ -170,34 +172,25 @@ class Asker(Protocol):
 
     def send(self, message: Message) -> None: ...
 
+    def committed(self, id: int, receipt: Receipt, began: float) -> None: ...
+
     def observed(self, op: str, outcome: str, began: float) -> None: ...
 
 
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """Whom to answer when a commit is done (`engine.Reply`)."""
 
-    __slots__ = ("_began", "_connection", "_id")
-
-    def __init__(self, connection: Asker, id: int, began: float) -> None:
-        self._connection = connection
-        self._id = id
-        self._began = began
-
-    def done(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
-        return False
+    connection: Asker
+    id: int
+    began: float
 
     def set_result(self, receipt: Receipt) -> None:
-        connection = self._connection
-        connection.send(Committed(self._id, receipt))
-        connection.observed("commit", "ok", self._began)
+        self.connection.committed(self.id, receipt, self.began)
 
     def set_exception(self, error: BaseException) -> None:
-        connection = self._connection
+        connection = self.connection
         if not isinstance(error, Error):
             log.error("commit failed unexpectedly", exc_info=error)
             error = unexpected("commit", error)
-        connection.send(failed(self._id, error))
-        connection.observed("commit", error.code, self._began)
+        connection.send(failed(self.id, error))
+        connection.observed("commit", error.code, self.began)
