@@ -84,13 +84,25 @@ async def sleep_or(clock: Clock, at_ms: int | None, event: asyncio.Event) -> boo
     if at_ms is None:
         await event.wait()
         return True
-    waits = [asyncio.ensure_future(clock.sleep_until(at_ms)), asyncio.ensure_future(event.wait())]
+    if event.is_set():
+        await asyncio.sleep(0)  # others run too, whoever asks in a loop
+        return True
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+
+    def it_is_time(_: object) -> None:
+        limit.reschedule(loop.time())
+
+    sleeping = loop.create_task(clock.sleep_until(at_ms))
+    sleeping.add_done_callback(it_is_time)
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        async with limit:  # the event wakes whoever waits, and nobody in between
+            await event.wait()
+    except TimeoutError:
+        if not limit.expired():
+            raise
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        sleeping.remove_done_callback(it_is_time)
+        sleeping.cancel()
     return event.is_set()
 
 

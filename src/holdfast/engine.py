@@ -344,10 +344,11 @@ class Reply(Protocol):
 class Submits(Protocol):
     """What an engine may offer to a server besides: `commit` and `get` without a coroutine, for very many in flight."""
 
-    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
         """Check the batch and queue it, at once; the reply has the receipt, or the refusal, when it was committed.
 
-        What no engine may accept raises here. False: this batch needs `commit`, and nothing was done.
+        One that is patient begins nothing by itself: it waits for the next that is not, and a moment at most. What no
+        engine may accept raises here. False: this batch needs `commit`, and nothing was done.
         """
         ...
 

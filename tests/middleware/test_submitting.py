@@ -10,9 +10,11 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt
+from holdfast.engines import grouping
 from holdfast.engines.resident import ResidentEngine
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, RateLimitExceeded
 from holdfast.identity import Identity
+from holdfast.ids import new_id
 from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import PolicedEngine, Policy
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
@@ -166,3 +168,68 @@ async def test_everything_has_landed_when_all_is_answered(engine: ResidentEngine
     book = policy.quotas.books[SPACE]
     assert (book.pending, book.flying) == (0, 0)
     assert (book.accounts["market"].pending, book.accounts["market"].flying) == (0, 0)
+
+
+def joining(prefix: str = LINE, *conditions: Empty, fresh: bool = True) -> Batch:
+    return Batch("market", (Push(prefix, b"{}", 1000),), conditions, new_id(), fresh)
+
+
+async def test_who_joins_a_line_goes_with_the_next_commit(
+    engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "PATIENCE_S", 600.0)
+    _, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    [first] = (await market.commit(SPACE, place())).results
+    waiting = submit(market, joining())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert waiting is not None
+    assert not waiting.done()
+    leaving = submit(market, Batch("market", (Delete(str(first)),)))
+    assert leaving is not None
+    gone = await leaving
+    assert waiting.done(), "one COMMIT for both"
+    assert (await waiting).version == gone.version - 1, "in the order in which they came"
+
+
+async def test_who_joins_a_line_waits_a_moment_at_most(engine: ResidentEngine) -> None:
+    _, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    for _ in range(2):
+        waiting = submit(market, joining())
+        assert waiting is not None
+        async with asyncio.timeout(10):
+            await waiting
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        joining(LINE, Empty(LINE)),
+        joining("locks/semaphore/s/"),
+        joining("locks/rw/r/"),
+        joining(fresh=False),
+        put("b"),
+    ],
+)
+async def test_whoever_may_be_first_goes_at_once(
+    engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch, batch: Batch
+) -> None:
+    monkeypatch.setattr(grouping, "PATIENCE_S", 600.0)
+    _, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    going = submit(market, batch)
+    assert going is not None
+    async with asyncio.timeout(10):
+        await going
+
+
+async def test_a_store_that_is_closed_finishes_what_was_patient(tmp_path: Path) -> None:
+    engine = await ResidentEngine.open(tmp_path / "p.db", clock=ManualClock())
+    _, market = policed(engine)
+    await market.commit(SPACE, put("a"))
+    waiting = submit(market, joining())
+    assert waiting is not None
+    await engine.close()
+    assert (await waiting).results

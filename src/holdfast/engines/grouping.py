@@ -35,6 +35,10 @@ STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
 
 
+PATIENCE_S: Final = 0.001
+"""How long a batch that is not urgent waits for others to go with."""
+
+
 class Waiting(msgspec.Struct, eq=False):
     """A batch in the queue, and whom to answer."""
 
@@ -145,6 +149,8 @@ class Turns:
         self._first: asyncio.Task[Any] | None = None
         self._alone: asyncio.Task[Any] | None = None
         self._stepped_back_at = 0.0
+        self._later: asyncio.TimerHandle | None = None
+        """For those that are patient."""
         self._closed = False
 
     def enter(self, item: Waiting) -> asyncio.Future[Receipt] | None:
@@ -160,10 +166,18 @@ class Turns:
             self.ask()
         return reply
 
-    def submit(self, item: Waiting) -> None:
+    def submit(self, item: Waiting, patient: bool = False) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
         self.queue.add(item)
-        if not self._asked:
+        if patient:
+            if self._later is None:
+                self._later = self._loop.call_later(PATIENCE_S, self._wait_no_longer)
+        elif not self._asked:
+            self.ask()
+
+    def _wait_no_longer(self) -> None:
+        self._later = None
+        if self.queue:
             self.ask()
 
     def ask(self) -> None:

@@ -137,12 +137,12 @@ class ResidentEngine:
         reply = self._commits.enter(item)
         return item.told() if reply is None else await reply
 
-    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
         item = self._checked(space, batch)
         if type(item) is Waiting:
             item.reply = reply
-            self._submit(item)
+            self._submit(item, patient)
         else:
             reply.set_result(item)  # type: ignore[arg-type]
         return True

@@ -67,6 +67,7 @@ from holdfast.middleware.verbs import (
     claimed,
     claims,
     demands,
+    joins_a_line,
     readable,
     reading,
     territory_of,
@@ -161,16 +162,19 @@ class PolicedEngine:
         flight.land()
         return receipt
 
-    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
         """`commit` without a coroutine (`engine.Submits`), for what is sent most."""
         quick = self._quick
         if quick is None:
             return False
-        flight = self._take_off(space, batch, reply) or self._take_place(space, batch, reply)
+        flight = self._take_off(space, batch, reply)
         if flight is None:
-            return False
+            flight = self._take_place(space, batch, reply)
+            if flight is None:
+                return False
+            patient = patient or joins_a_line(batch)
         try:
-            quick.submit(space, flight.sent, flight)
+            quick.submit(space, flight.sent, flight, patient=patient)
         except Conflict as conflict:
             flight.set_exception(conflict)
         except BaseException as exc:
