@@ -333,7 +333,7 @@ class Engine(Protocol):
 
 
 class Reply(Protocol):
-    """Whom to tell what became of a batch, once and on the event loop; a Future is one."""
+    """Whom to tell what became of a batch, once and on the event loop. It cannot be taken back; a Future is one."""
 
     def set_result(self, receipt: Receipt, /) -> None: ...
 

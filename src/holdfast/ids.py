@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 
 _FIRST = 0x1000_0000
@@ -15,6 +16,7 @@ _FIRST = 0x1000_0000
 
 
 ID_CHARS = 30
+_GENERATED = re.compile(f"[0-9a-f]{{{ID_CHARS}}}").fullmatch
 
 
 class _Source:
@@ -38,4 +40,4 @@ def new_id() -> str:
 
 def is_generated(id: str) -> bool:
     """Whether an id has the form of those made here; one that somebody chose has it only by accident."""
-    return len(id) == ID_CHARS and not id.strip("0123456789abcdef")
+    return _GENERATED(id) is not None

@@ -202,19 +202,21 @@ async def test_a_slice_that_the_disk_had_no_room_for_is_folded_later(
 # --- submitting ---
 
 
-async def test_a_refused_batch_fails_its_own_future_and_a_cancelled_one_hurts_nobody(tmp_path: Path) -> None:
+async def test_a_refused_batch_fails_its_own_reply_and_one_that_cannot_be_told_hurts_nobody(tmp_path: Path) -> None:
     engine = await ResidentEngine.open(tmp_path / "team.db")
     assert isinstance(engine, Submits)
     good = [submitted(engine, "s", put(b"%d" % number, f"records/{number}")) for number in range(5)]
     refused = submitted(engine, "s", Batch("a", (Put("records/no", b"1"),), (Absent("records/1"),)))
-    cancelled = submitted(engine, "s", put(b"1", "records/cancelled"))
-    cancelled.cancel()
+    deaf = submitted(engine, "s", put(b"1", "records/deaf"))
+    deaf.cancel()  # who submits cannot take it back
     last = submitted(engine, "s", put(b"9", "records/last"))
     assert [(await reply).version for reply in good] == [1, 2, 3, 4, 5]
     with pytest.raises(Conflict):
         await refused
-    assert (await last).version == 6
-    assert await engine.get("s", ["records/no", "records/cancelled"]) == [None, None]
+    assert (await last).version == 7
+    [no, done] = await engine.get("s", ["records/no", "records/deaf"])
+    assert no is None
+    assert done is not None
     with pytest.raises(InvalidInput):
         submitted(engine, "s", Batch("a", (Put("nonsense", b"1"),)))
     await engine.create("passing", "volatile")
@@ -242,6 +244,18 @@ def submitted(engine: ResidentEngine, space: str, batch: Batch) -> asyncio.Futur
     reply: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     engine.submit(space, batch, reply)
     return reply
+
+
+async def test_who_goes_away_before_its_batch_is_taken_leaves_nothing(tmp_path: Path) -> None:
+    engine = await ResidentEngine.open(tmp_path / "team.db")
+    submitted(engine, "s", put(b"1", "records/before"))
+    gone = asyncio.ensure_future(engine.commit("s", put(b"1", "records/gone")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    last = submitted(engine, "s", put(b"9", "records/last"))
+    assert (await last).version == 2
+    assert await engine.get("s", ["records/gone"]) == [None]
+    await engine.close()
 
 
 async def test_large_values_are_folded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

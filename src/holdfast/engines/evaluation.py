@@ -96,7 +96,7 @@ class State(Protocol):
     time: int
     last_id: int
 
-    def entry(self, key: str) -> Entry | None: ...
+    def entry(self, key: str, /) -> Entry | None: ...
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         """Entries under the prefix in key order, after the key `after`."""

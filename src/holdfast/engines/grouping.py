@@ -169,11 +169,12 @@ class Turns:
     def submit(self, item: Waiting, patient: bool = False) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
         self.queue.add(item)
-        if patient:
-            if self._later is None:
-                self._later = self._loop.call_later(PATIENCE_S, self._wait_no_longer)
-        elif not self._asked:
+        if self._asked:
+            return
+        if not patient:
             self.ask()
+        elif self._later is None:
+            self._later = self._loop.call_later(PATIENCE_S, self._wait_no_longer)
 
     def _wait_no_longer(self) -> None:
         self._later = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from itertools import islice
 from typing import Final
 
@@ -194,14 +194,12 @@ class Space:
         self.audit_reads = False
         self.created_at = 0
         self.entries: dict[str, Entry] = {}
+        self.entry: Callable[[str], Entry | None] = self.entries.get
         self.keys: SortedList[str] = SortedList()
         self.expiries: SortedList[tuple[int, str]] = SortedList()
         self.usage: dict[tuple[str, str], list[int]] = {}
 
     # --- State ---
-
-    def entry(self, key: str) -> Entry | None:
-        return self.entries.get(key)
 
     def first(self, prefix: str, after: str | None, limit: int) -> list[Entry]:
         return [self.entries[key] for key in islice(self.keys_under(prefix, after, False), limit)]

@@ -139,9 +139,8 @@ class ResidentEngine:
 
     def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
-        item = self._checked(space, batch)
+        item = self._checked(space, batch, reply)
         if type(item) is Waiting:
-            item.reply = reply
             self._submit(item, patient)
         else:
             reply.set_result(item)  # type: ignore[arg-type]
@@ -161,16 +160,16 @@ class ResidentEngine:
         now = max(self._clock.now_ms(), home.time)
         return [home.live(key, now) for key in keys]
 
-    def _checked(self, space: str, batch: Batch) -> Waiting | Receipt:
+    def _checked(self, space: str, batch: Batch, reply: Reply | None = None) -> Waiting | Receipt:
         """A batch for the queue; or the receipt, if the space is volatile."""
         size = check_batch(batch)
         home = self._spaces.get(space)
         if home is None or self._closed:
             self._check_usable()
-            return Waiting(space, "sync", batch, size)
+            return Waiting(space, "sync", batch, size, None, None, reply)
         if home.durability == "volatile":
             return self._volatile.write(space, batch)
-        return Waiting(space, home.durability, batch, size)
+        return Waiting(space, home.durability, batch, size, None, None, reply)
 
     def homes(self) -> list[ResidentSpace]:
         return list(self._spaces.values())

@@ -228,15 +228,16 @@ class GroupCommit:
         groups: dict[str, tuple[ResidentSpace, Group]] = {}
         self._expect(items)
         for item in items:
-            known = groups.get(item.space)
-            if known is None:
-                home = self._keeping.home_of(item.space)
-                known = groups[item.space] = home, Group(home, now)
+            space = item.space
+            if space not in groups:
+                home = self._keeping.home_of(space)
+                groups[space] = home, Group(home, now)
+            home, group = groups[space]
             try:
-                if known[0].durability == "volatile" and known[0].exists:  # made anew while the batch waited
-                    item.outcome = self._keeping.write_volatile(item.space, item.batch)
+                if home.durability == "volatile" and home.exists:  # made anew while the batch waited
+                    item.outcome = self._keeping.write_volatile(space, item.batch)
                 else:
-                    item.outcome = known[1].evaluate(item.batch, known_new=known_new)
+                    item.outcome = group.evaluate(item.batch, known_new=known_new)
             except Error as exc:
                 item.outcome = exc
         written = [(home, group) for home, group in groups.values() if not group.empty]
@@ -257,8 +258,8 @@ class GroupCommit:
     def _expect(self, items: list[Waiting]) -> None:
         """Requests that were sent before are searched together: after a crash there are many."""
         repeated: dict[str, list[Batch]] = {}
-        for item in items:
-            if not item.batch.fresh and item.batch.request_id is not None and item.durability != "volatile":
+        for item in [item for item in items if not item.batch.fresh]:
+            if item.batch.request_id is not None and item.durability != "volatile":
                 repeated.setdefault(item.space, []).append(item.batch)
         for space, batches in repeated.items():
             if len(batches) > 1:

@@ -208,26 +208,24 @@ class Connection(asyncio.Protocol):
                     if not bodies:
                         return
                 left -= 1
-                self._message(bodies.popleft())
+                body = bodies.popleft()
+                try:
+                    message = decode_request(body)
+                except UNREADABLE as exc:
+                    id = None if self.identity is None else id_in(body)
+                    self._send_failure(id, InvalidInput(f"the message cannot be understood: {exc}"))
+                    continue
+                if type(message) is Commit and self._at_once is not None:  # what is sent most
+                    self._commit(self._at_once, message)
+                elif self.identity is None:
+                    self._hello(message)
+                else:
+                    self._request(message)
         except Error as exc:
             self._give_up(exc)
         except Exception:
             log.exception("a connection is closed: what it sent could not be dealt with")
             self._give_up(Unavailable("the keeper failed inside; its log says more"))
-
-    def _message(self, body: bytes) -> None:
-        try:
-            message = decode_request(body)
-        except UNREADABLE as exc:
-            id = None if self.identity is None else id_in(body)
-            self._send_failure(id, InvalidInput(f"the message cannot be understood: {exc}"))
-            return
-        if type(message) is Commit and self._at_once is not None:  # what is sent most
-            self._commit(self._at_once, message)
-        elif self.identity is None:
-            self._hello(message)
-        else:
-            self._request(message)
 
     def _request(self, message: Request) -> None:
         if isinstance(message, Watch):
