@@ -126,6 +126,8 @@ class Group:
         """By owner and subspace: how many keys and bytes more there are."""
         self.commits: list[Stored] = []
         self.touched = False
+        self.is_plain = True
+        """Every key in `writes` was there before and still is, and none of them expires or did."""
         self.untold: set[str] = set()
         """Keys whose entry has something the feed does not tell: a touched expiry, another's age, a large value."""
         self._requests: dict[tuple[str, str], Stored] = {}
@@ -228,6 +230,8 @@ class Group:
         self.writes[key] = new = Entry(key, value, revision, owner, created_at, now, expires_at, tag)
         if old is None or old.owner != owner or len(old.value) != size:
             self._account(old, new)
+        if old is None or old.expires_at is not None or expires_at is not None:
+            self.is_plain = False
         change = Change("put", key, True, value, size, owner, tag, was, expires_at)
         stored = Stored(revision, now, actor, [change], batch.request_id)
         self.commits.append(stored)
@@ -254,6 +258,7 @@ class Group:
             self.touched = True
         if step.writes:
             self.writes.update(step.writes)
+            self.is_plain = False  # it may be
         if step.untold:
             self.untold.update(step.untold)
         for old, new in step.replaced:
@@ -279,6 +284,7 @@ class Group:
             self.commits.append(self._swept)
         for key, entry in gone.items():
             if self.writes.get(key, entry) is not None:
+                self.is_plain = False
                 self._swept.changes.append(Change("expire", key, False, was=entry.tag, owner=entry.owner))
                 self.writes[key] = None
                 self._account(entry, None)

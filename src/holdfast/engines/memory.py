@@ -253,6 +253,17 @@ class Space:
     # --- writing ---
 
     def apply(self, group: Group) -> None:
+        if group.is_plain:
+            self.entries.update(group.writes)  # type: ignore[arg-type]
+        else:
+            self._store_each(group)
+        for (owner, subspace), (keys, size) in group.usage.items():
+            self.charge(owner, subspace, keys, size)
+        self.revision, self.last_id = group.revision, group.last_id
+        if group.commits:
+            self.time = group.now
+
+    def _store_each(self, group: Group) -> None:
         entries = self.entries
         for key, entry in group.writes.items():
             old = entries.get(key)
@@ -260,11 +271,6 @@ class Space:
                 self.store(key, entry)
             else:
                 entries[key] = entry
-        for (owner, subspace), (keys, size) in group.usage.items():
-            self.charge(owner, subspace, keys, size)
-        self.revision, self.last_id = group.revision, group.last_id
-        if group.commits:
-            self.time = group.now
 
     def load(self, entries: Collection[Entry]) -> None:
         """Entries exactly as given, over those that are there."""

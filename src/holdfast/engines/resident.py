@@ -187,7 +187,7 @@ class ResidentEngine:
             if not home.exists:
                 self._dropped.pop(home.name, None)
                 self._spaces[home.name] = home
-            home.adopt(group, id)
+            home.adopt(group, id, size)
             if group.commits:
                 self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)

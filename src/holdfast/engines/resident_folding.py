@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLD_COMMITS: Final = 50_000
 """A pass begins when so many commits of a space are not folded. Laying them over the rows takes a quarter of a second."""
 FOLD_BYTES: Final = 32 * 1024 * 1024
-"""Or when their values are so many bytes, which an owner after a crash has to read."""
+"""Or when their rows of the feed are so many bytes, which an owner after a crash has to read."""
 FOLD_S: Final = 300.0
 """Or when the first of them is so old."""
 FOLD_PAUSE_S: Final = 0.02
@@ -53,13 +53,13 @@ class Unfolded:
         self.upto = 0
         """The revision at which the pass began."""
 
-    def add(self, group: Group, revision: int) -> None:
-        """A group is in the feed now; before, the space was at this revision."""
+    def add(self, group: Group, revision: int, size: int) -> None:
+        """A group is in the feed now, as a row of so many bytes; before, the space was at this revision."""
         if self.folded is None:
             self.folded = revision
         self.changed.update(group.writes)
         self.commits += len(group.commits)
-        self.bytes += sum([len(entry.value) for entry in group.writes.values() if entry is not None])
+        self.bytes += size
 
     @property
     def is_long(self) -> bool:

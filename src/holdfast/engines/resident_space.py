@@ -74,15 +74,15 @@ class ResidentSpace(Space):
                 self._execute("BEGIN IMMEDIATE")
             self._requests.expect(self._execute, self.id, self.time, batches)
 
-    def adopt(self, group: Group, id: int) -> None:
-        """Take over a group that is in the file now. The first one makes the space."""
+    def adopt(self, group: Group, id: int, size: int) -> None:
+        """Take over a group that is in the file now, as a row of so many bytes. The first one makes the space."""
         if not self.exists:
             self.id, self.dropped = id, False
             self.durability, self.audit_reads, self.created_at = "sync", False, group.now
         if group.untold:
             self.note_rows({key: group.writes[key] for key in group.untold})
         if group.commits:
-            self.unfolded.add(group, self.revision)
+            self.unfolded.add(group, self.revision, size)
         self.apply(group)
 
     def note_rows(self, rows: Mapping[str, Entry | None]) -> None:
