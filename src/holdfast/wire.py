@@ -3,8 +3,9 @@
 A frame is its length (four bytes, the high one first, itself not counted) and one message in msgpack: an array whose first
 element says what it is. A connection begins with `Hello` and `Welcome`. After that the client sends any number of requests
 without waiting; each has an id of the client's choosing and gets exactly one answer with that id, in whatever order they
-are ready. A watch is the exception: it is answered by `Watching`, then by any number of `Changes`, as many bytes as the
-client has granted with `Grant`, until `Cancel`, `Done` or `Failed`.
+are ready; commits that were done together are answered by one message, if the client knows it (`Receipts`). A watch is the
+exception: it is answered by `Watching`, then by any number of `Changes`, as many bytes as the client has granted with
+`Grant`, until `Cancel`, `Done` or `Failed`.
 
 Order. Commits of one connection are begun in the order of their frames. When a client connects again (same `client`), the
 keeper first lets go of its old connection: nothing sent there can take effect any more, so that a request that is repeated

@@ -1,8 +1,9 @@
 """Group commit: what arrives while one commit is under way is committed as one.
 
 `CommitQueue` holds batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
-everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. A caller
-that was cancelled before its batch was taken is left out; one that is cancelled later just does not hear the answer.
+everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. Only a batch that is
+patient, because its sender has to wait for others anyway, begins no group for PATIENCE_S. A caller that was cancelled
+before its batch was taken is left out; one that is cancelled later just does not hear the answer.
 
 `Turns` says when, for an engine with one connection that writes. The first batch to come asks for the loop's next step,
 so that whoever is ready may queue up too; the engine then begins whatever comes next, on the loop or in the one thread
