@@ -1,6 +1,4 @@
-"""Group commit over a network: who leaves with whom, and how it ends."""
-
-"""Group commit: what is taken together, and how it ends over a network."""
+"""Group commit: what is taken together, who leaves with whom, and how it ends over a network."""
 
 from __future__ import annotations
 
