@@ -59,6 +59,8 @@ BEHIND_MS: Final = 600_000
 SHARE_MAX: Final = 0.5
 SHOWN_BYTES_MAX: Final = 4096
 """Longer values are told by size and hash."""
+REPEATED_BYTES_MIN: Final = 256
+"""What a commit tells twice is looked for among values of at least this size: a decision is, in its entry and in the outbox."""
 HIDDEN: Final = ("specs/", "tasks/ctrl_in/")
 """What may hold secrets anywhere: the specs of tasks, and what is typed into them."""
 PRUNE_MAX: Final = 100
@@ -103,8 +105,7 @@ class Segment(msgspec.Struct, frozen=True):
     hash: str = ""
 
     def digest(self) -> str:
-        body = encode([self.after, self.upto, self.at, self.previous, self.records], known=True)
-        return hashlib.sha256(body).hexdigest()
+        return _digest(self, encode(self.records, known=True))
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -225,32 +226,36 @@ class Audit:
     async def _next_segment(self, consumer: Consumer, reading: _Reading, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()
         records: list[AuditRecord] = []
+        shown: dict[bytes, Any] = {}
         start = upto = after
         size, floor = 0, await self._floor()
         if start < floor:
             if (start + 1, consumer.version) != (floor, floor):  # more is gone than the sealer's own last step: say so
                 reason = f"versions {start + 1} to {floor} were forgotten before they were sealed"
                 lost = AuditRecord(floor, now, SYSTEM_ACTOR, "compact", "", "lost", reason=reason)
-                return _sealed(Segment(after, floor, now, previous, [lost]))
+                return Segment(after, floor, now, previous, [lost])
             start = floor
         async for commit in reading.after(start):
             if commit.version > goal:
                 break
-            told = self._told(commit)
+            told = self._told(commit, shown)
             if told:
                 records.extend(told)
                 upto = commit.version
                 size += sum(record.size for record in told)
                 if len(records) >= SEGMENT_RECORDS_MAX or size >= SEGMENT_BYTES_MAX:
                     break
-        return _sealed(Segment(after, upto, now, previous, records)) if records else None
+        return Segment(after, upto, now, previous, records) if records else None
 
     async def _append(self, consumer: Consumer, segment: Segment) -> None:
         segments, records = consumer.state.get("segments", 0), consumer.state.get("records", 0)
+        told = encode(segment.records, known=True)  # once, to be hashed and to be kept
+        hash = _digest(segment, told)
+        sealed = {**msgspec.structs.asdict(segment), "records": msgspec.Raw(told), "hash": hash}
         await consumer.advance(
             cursor_at(segment.upto),
-            Put(f"{LOG}{segment.upto:019d}", encode(segment, known=True)),
-            hash=segment.hash,
+            Put(f"{LOG}{segment.upto:019d}", encode(sealed, known=True)),
+            hash=hash,
             segments=segments + 1,
             records=records + len(segment.records),
         )
@@ -378,13 +383,23 @@ class Audit:
                 return
             after = page.entries[-1].key
 
-    def _shown(self, name: str, value: bytes) -> Any:
-        if len(value) > SHOWN_BYTES_MAX and not self._scope.redaction.is_secret_key(name):
-            return {"sha256": hashlib.sha256(value).hexdigest()}
-        try:
-            return self._scope.redaction.read(name, value)
-        except Damaged:  # a client that bypassed the library wrote what is no JSON
-            return {"sha256": hashlib.sha256(value).hexdigest()}
+    def _shown(self, name: str, value: bytes, shown: dict[bytes, Any] | None) -> Any:
+        if self._scope.redaction.is_secret_key(name):
+            return REDACTED
+        if shown is None or len(value) < REPEATED_BYTES_MIN:
+            return self._disclosed(value)
+        if value not in shown:
+            shown[value] = self._disclosed(value)
+        return shown[value]
+
+    def _disclosed(self, value: bytes) -> Any:
+        """A value under a name that is no secret."""
+        if len(value) <= SHOWN_BYTES_MAX:
+            try:
+                return self._scope.redaction.disclosed(value)
+            except Damaged:  # a client that bypassed the library wrote what is no JSON
+                pass
+        return {"sha256": hashlib.sha256(value).hexdigest()}
 
     def _key(self, key: str) -> str:
         """A key as it may be shown. That of a set's member has the member in it, which is a value like any other."""
@@ -400,10 +415,11 @@ class Audit:
         except Damaged:  # no library made this key
             return hidden(key)
 
-    def _told(self, commit: ChangeSet) -> list[AuditRecord]:
-        return [record for change in commit.changes if (record := self._record(commit, change)) is not None]
+    def _told(self, commit: ChangeSet, shown: dict[bytes, Any] | None = None) -> list[AuditRecord]:
+        """The records of a commit. `shown` is for who only writes them down: what is told twice is looked at once."""
+        return [record for change in commit.changes if (record := self._record(commit, change, shown)) is not None]
 
-    def _record(self, commit: ChangeSet, change: Change) -> AuditRecord | None:
+    def _record(self, commit: ChangeSet, change: Change, shown: dict[bytes, Any] | None) -> AuditRecord | None:
         if change.key.startswith(NOTES) and change.op == "push":
             note = decode(change.value, _Note)
             key = self._key(note.key)
@@ -415,7 +431,7 @@ class Audit:
         value: Any = None
         if change.value:
             is_hidden = change.key.startswith(HIDDEN)
-            value = REDACTED if is_hidden else self._shown(_name(change.key), change.value)
+            value = REDACTED if is_hidden else self._shown(_name(change.key), change.value, shown)
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
             commit.version,
@@ -452,8 +468,10 @@ def _without_member(key: str) -> str:
     return key.removesuffix(_member(key)) if key.startswith(SETS.root) else key
 
 
-def _sealed(segment: Segment) -> Segment:
-    return msgspec.structs.replace(segment, hash=segment.digest())
+def _digest(segment: Segment, records: bytes) -> str:
+    """The hash of a segment whose encoded records these are."""
+    head = encode([segment.after, segment.upto, segment.at, segment.previous], known=True)
+    return hashlib.sha256(head[:-1] + b"," + records + b"]").hexdigest()
 
 
 def _segment(entry: Entry) -> Segment:

@@ -89,7 +89,7 @@ class Redaction:
         return word in self._words or (word[-1] == "s" and word[:-1] != _COUNTED and word[:-1] in self._words)
 
     def is_secret_key(self, key: str) -> bool:
-        if any(pattern.match(key) for pattern in self._patterns):
+        if self._patterns and any(pattern.match(key) for pattern in self._patterns):
             return True
         return self._suspects(key.lower()) is not None and any(map(self.is_secret_field, key.split("/")))
 
@@ -98,9 +98,11 @@ class Redaction:
         return REDACTED if self.is_secret_key(key) else self._inside(value, 0)
 
     def read(self, key: str, data: bytes) -> Any:
-        """The same of an encoded value. Most have nothing in them that even looks like a secret: they are not walked through."""
-        if self.is_secret_key(key):
-            return REDACTED
+        """The same of an encoded value."""
+        return REDACTED if self.is_secret_key(key) else self.disclosed(data)
+
+    def disclosed(self, data: bytes) -> Any:
+        """An encoded value whose key is no secret. Most have nothing in them that even looks like one: they are not walked through."""
         value: Any = decode(data)
         return self._inside(value, 0) if self._may_hide(data) else value
 
