@@ -166,11 +166,17 @@ class Correlation:
         agent = agent or self._scope.actor
         now_ms = self._scope.clock.now_ms()
         fields = checked_signal(signal, agent, self.id, now_ms)
-        if self._known is not None and not replace:
+        if self._known is not None and not replace and self._known[0].collects(now_ms):
+            # The usual case, without a read: it is collecting as it was, and this is the agent's first signal.
+            state, version = self._known
+            put = self._put(self._signals, state, agent, fields)
             try:
-                return await self._signal_at_once(*self._known, agent, fields, now_ms)
+                done = await self._scope.send((put,), (VersionIs(self._key, version), Absent(put.key)))
             except Conflict:
                 self._known = None  # it has moved on, or the agent has signalled before
+            else:
+                self._scope.session.saw(done.version)
+                return Signalled("accepted", done.version)
         begun: Items[Transaction] = []
         told = decode(encode(fields), dict)  # as it will be read, to be compared with what was
 
@@ -181,18 +187,6 @@ class Correlation:
         outcome, version = await transact(begin, lambda tx: self._signal_in(tx, agent, told, replace))
         receipt = begun[-1].receipt
         return Signalled(outcome, version or (0 if receipt is None else receipt.version))
-
-    async def _signal_at_once(
-        self, state: State, version: int, agent: str, fields: dict[str, Any], now_ms: int
-    ) -> Signalled:
-        """The usual case, without a read: it is collecting as it was, and this is the agent's first signal."""
-        if not state.collects(now_ms):
-            raise Conflict(f"correlation {self.id!r} does not collect any more")
-        put = self._put(self._signals, state, agent, fields)
-        conditions = VersionIs(self._key, version), Absent(put.key)
-        receipt = await self._scope.send((put,), conditions)
-        self._scope.session.saw(receipt.version)
-        return Signalled("accepted", receipt.version)
 
     async def _signal_in(
         self, tx: Transaction, agent: str, fields: dict[str, Any], replace: bool
