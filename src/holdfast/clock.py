@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, Protocol
 
 from holdfast.errors import InvalidInput
@@ -141,6 +142,13 @@ def wait_ms(wait: Duration | None) -> int | None:
     return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
 
 
+@lru_cache(maxsize=64)  # most ask for the present moment, several at once
 def as_datetime(at_ms: int) -> datetime:
     """An engine's instant as people read it: always aware, always UTC."""
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+
+
+@lru_cache(maxsize=64)
+def as_text(at_ms: int) -> str:
+    """The same as it is written where times are text."""
+    return as_datetime(at_ms).isoformat()

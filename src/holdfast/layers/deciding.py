@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import as_datetime
+from holdfast.clock import as_datetime, as_text
 from holdfast.codec import decode, encode
 from holdfast.engine import Absent, Condition, Entry, Put, VersionIs
 from holdfast.errors import Error, InvalidInput
@@ -186,7 +186,7 @@ def _decision(
     case: Case, status: Status, merged: Merged, errors: int, merge: str, version: str, scope: Scope
 ) -> Decision:
     state, claim, now = case.state, case.state.claim, scope.clock.now_ms()
-    details, at = dict(merged.decision), as_datetime(now)
+    details = dict(merged.decision)
     return Decision(
         id=new_id(),
         corr_id=state.corr_id,
@@ -202,7 +202,7 @@ def _decision(
             "source_signals": _told_sources(case, merged),
             "merged_analysis": dict(merged.analysis),
             "metadata": {
-                "merged_at": at.isoformat(),
+                "merged_at": as_text(now),
                 "orchestrator_version": version,
                 "merge_pattern": merge,
             },
@@ -218,7 +218,7 @@ def _decision(
             orchestrator="" if claim is None else claim.orchestrator,
             agent=scope.actor,
         ),
-        decided_at=at,
+        decided_at=as_datetime(now),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import as_datetime
+from holdfast.clock import as_text
 from holdfast.codec import decode
 from holdfast.engine import Entry
 from holdfast.errors import Error, InvalidInput
@@ -89,13 +89,12 @@ def checked_signal(signal: Mapping[str, Any], agent: str, corr_id: str, now_ms: 
             if value != must:
                 raise InvalidInput(f"the signal's {name} is {value!r:.60}, and it is sent as {must!r}")
         elif name == "enriched_at":
-            at = aware(value, "enriched_at")
+            at = aware(value, "enriched_at").isoformat()
         elif name not in SIGNAL_FIELDS:
             raise InvalidInput(
                 f"a signal has no field {name!r:.60}; put it into analysis. It has {', '.join(SIGNAL_FIELDS)}"
             )
-    at = as_datetime(now_ms) if at is None else at
-    return {**signal, "agent_name": agent, "corr_id": corr_id, "enriched_at": at.isoformat()}
+    return {**signal, "agent_name": agent, "corr_id": corr_id, "enriched_at": at or as_text(now_ms)}
 
 
 def aware(value: Any, name: str) -> datetime:
