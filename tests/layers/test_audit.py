@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from holdfast import AuditRecord, Damaged, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.codec import decode, encode
 from holdfast.engine import Batch, ChangeSet, Delete, Page, Put, cursor_at
-from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, pressed
+from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, Segment, pressed
 from holdfast.middleware.wrapper import Wrapper
 
 
@@ -182,8 +183,6 @@ async def test_a_chain_rewritten_as_a_whole_is_found_by_a_noted_hash(space: Spac
 
 
 async def test_a_sealed_record_that_differs_from_the_feed_is_found(space: Space) -> None:
-    from holdfast.layers.audit import Segment
-
     await space.records.set("k", 1)
     await space.audit.seal()
     [key] = await segment_keys(space)
@@ -197,6 +196,26 @@ async def test_a_sealed_record_that_differs_from_the_feed_is_found(space: Space)
     await rewrite(space, HEAD, lambda head: head.update(hash=forged.hash))
     verification = await space.audit.verify()
     assert any("differently from what the feed tells" in problem for problem in verification.problems)
+
+
+async def test_a_segment_is_kept_and_hashed_as_it_always_was(space: Space) -> None:
+    await space.commit(*(set_(name, {"text": "x" * 300}) for name in ("a", "b")))
+    await space.audit.seal()
+    [key] = await segment_keys(space)
+    [entry] = await space._scope.engine.get(space.name, [key])
+    assert entry is not None
+    segment = decode(entry.value, Segment)
+    whole = encode([segment.after, segment.upto, segment.at, segment.previous, segment.records])
+    assert segment.hash == hashlib.sha256(whole).hexdigest()
+    assert entry.value == encode(segment)
+
+
+async def test_what_is_no_secret_here_is_one_there(space: Space) -> None:
+    value = {"text": "x" * 300, "password": "p"}
+    await space.commit(*(set_(name, value) for name in ("plan", "secret/plan", "copy")))
+    await space.audit.seal()
+    shown = {"text": "x" * 300, "password": "[redacted]"}
+    assert [record.value for record in await all_records(space)] == [shown, "[redacted]", shown]
 
 
 async def test_pruning_leaves_an_anchor_the_rest_hangs_on(space: Space, clock: ManualClock) -> None:
