@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -116,3 +117,84 @@ async def test_code_that_cleans_up_while_it_is_put_aside_begins_nothing(boss: Sp
     await handle.cancel()
     with pytest.raises(ExecutionFailed, match="was cancelled"):
         await soon(handle.result())
+
+
+# --- calls that nobody awaits, or not yet ---
+
+
+async def does_in_a_while(name: str) -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+    DONE.append(name)
+
+
+async def drops_one(ctx: Context) -> None:
+    """Made, never awaited, and left by a branch that is cancelled."""
+    forgotten = ctx.step("forgotten", does, "forgotten")
+    try:
+        await ctx.wait_for("nothing")
+    finally:
+        forgotten.close()
+
+
+@workflow
+async def cancelled_with_one(ctx: Context) -> str:
+    async def breaks() -> None:
+        await ctx.step("first", does_in_a_while, "first")
+        await fails()
+
+    try:
+        await ctx.gather(breaks(), drops_one(ctx))
+    except ValueError as exc:
+        found = str(exc)
+    await ctx.wait_for("go")
+    return found
+
+
+@workflow
+async def forgets_one(ctx: Context) -> str:
+    ctx.step("forgotten", does, "forgotten").close()
+    await ctx.wait_for("go")
+    return "no"
+
+
+@workflow
+async def awaits_one_later(ctx: Context) -> str:
+    later = ctx.step("first", does, "first")
+    try:
+        await ctx.wait_for("go")
+        await later
+    finally:
+        later.close()
+    return "no"
+
+
+@two
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("code", [cancelled_with_one, forgets_one, awaits_one_later])
+async def test_a_call_that_nobody_awaits_holds_up_nothing(boss: Space, hosts: Hosts, code: Any) -> None:
+    await hosts.start(code)
+    handle = await boss.workflows.start(code)
+    await waits_for(handle, "signal")  # it was put aside
+    assert (["first"] if code is cancelled_with_one else []) == DONE
+    await handle.signal("go")
+    assert await soon(handle.result()) == "no"
+    assert ([] if code is forgets_one else ["first"]) == DONE
+
+
+@two
+async def test_a_call_that_a_task_of_the_code_awaits_is_done_before_it_is_put_aside(boss: Space, hosts: Hosts) -> None:
+    @workflow
+    async def starts_a_task(ctx: Context) -> str:
+        task = asyncio.ensure_future(ctx.step("first", does, "first"))
+        await ctx.wait_for("go")
+        await task
+        return "no"
+
+    await hosts.start(starts_a_task)
+    handle = await boss.workflows.start(starts_a_task)
+    await waits_for(handle, "signal")
+    assert DONE == ["first"]
+    await handle.signal("go")
+    assert await soon(handle.result()) == "no"
+    assert DONE == ["first"]

@@ -6,6 +6,7 @@ same each time the code runs, whatever ran at the same time. A call that is made
 
 `Runnable` counts what can go on by itself. When nothing can, because all branches wait for a time, a signal or a child, the
 execution is put aside. Code that waits for tasks it started itself counts as going on: it is not put aside until they are done.
+A call that was made and is not awaited yet counts for nothing: whoever comes to it when it is resumed makes it again.
 """
 
 from __future__ import annotations
@@ -179,6 +180,8 @@ class Runnable:
     def __init__(self, idle: Callable[[], None]) -> None:
         self.count = 1
         """The trunk."""
+        self.made = 0
+        """Calls that were made, and that nobody awaits yet: whoever will goes on by itself until then."""
         self._idle = idle
 
     def more(self, n: int = 1) -> None:
@@ -191,7 +194,7 @@ class Runnable:
 
 
 class Within:
-    """As long as a call lasts: whoever awaits it does not count, the call does."""
+    """As long as a call lasts: the call counts instead of the branch that awaits it, or beside it, in a task of the code's own."""
 
     __slots__ = ("_blocks", "_branch", "_journal", "_runnable")
 
@@ -203,18 +206,16 @@ class Within:
         self._blocks = False
 
     def __enter__(self) -> None:
-        branch = here()
+        branch, runnable = here(), self._runnable
+        runnable.made -= 1
         if refused(branch, self._journal):
-            if not self._branch.refuses:
-                self._runnable.count -= 1  # the call; its branch counts as well, so this is never the last
             raise asyncio.CancelledError
         self._blocks = branch.task is None or asyncio.current_task() is branch.task
-        if self._blocks:
-            self._runnable.count -= 1  # the call was counted when it was made, so this is never the last
+        if not self._blocks:
+            runnable.count += 1
 
     def __exit__(self, kind: object, exc: object, trace: object) -> None:
         if isinstance(exc, Exception):
             self._branch.failures += 1
-        if self._blocks:
-            self._runnable.count += 1
-        self._runnable.less()
+        if not self._blocks:
+            self._runnable.less()

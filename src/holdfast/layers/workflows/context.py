@@ -416,10 +416,9 @@ class Context:
         return call(self._run.journal, name)
 
     def _call(self, name: str) -> Call:
-        """The next call; it counts as something that can go on until it has."""
+        """The next call, which somebody is going to await."""
         made = self._made(name)
-        if not made.branch.refuses:
-            self._run.runnable.more()
+        self._run.runnable.made += 1
         return made
 
     def _note(

@@ -46,7 +46,7 @@ async def run_steps(run: Run, definition: Definition) -> Any:
 
 
 async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str, Any]) -> Any:
-    run.runnable.more()  # the call, which begins now
+    run.runnable.made += 1  # the call, which begins now
     with Within(run.runnable, run.journal, made.branch):
         function = getattr(instance, step.function.__name__)
         given = tuple(results[name] for name in step.after)
@@ -75,7 +75,7 @@ async def _do(run: Run, instance: Any, step: Step, made: Call, results: dict[str
                 kind="TypeError",
                 reason="no list",
             )
-        run.runnable.more()  # the map is a call of its own
+        run.runnable.made += 1  # the map is a call of its own
         return await run.context.mapped(
             made,
             function,

@@ -380,8 +380,16 @@ class Run:
     # --- being put aside ---
 
     def _idle(self) -> None:
-        """Nothing of its code can go on by itself."""
-        if self._ending or self._parking is not None or self._stopping or self.journal.failure is not None:
+        """Nothing of its code can go on by itself, unless a task that it has just started itself awaits a call."""
+        if self.runnable.made:
+            asyncio.get_running_loop().call_soon(self._park)
+        else:
+            self._park()
+
+    def _park(self) -> None:
+        if self.runnable.count or self._ending or self._parking is not None or self._stopping:
+            return
+        if self.journal.failure is not None:
             return
         self.news.set()
         if not self.waiting:
