@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.engine import Batch, Put, Receipt
 from holdfast.engines.committing import Committer, Over
-from holdfast.engines.grouping import GROUP_BYTES_MAX, CommitQueue, Waiting
+from holdfast.engines.grouping import GROUP_BYTES_MAX, CommitQueue, Waiting, answer
 from holdfast.errors import Unavailable
 
 
@@ -126,8 +126,21 @@ def test_a_group_ends_before_the_batch_that_makes_it_too_large() -> None:
 
 async def test_a_group_leaves_out_those_who_went_away() -> None:
     gone, there = waiting("gone"), waiting("there")
-    gone.awaited, there.awaited = (asyncio.get_running_loop().create_future() for _ in range(2))
-    gone.awaited.cancel()
+
+    async def wait(item: Waiting) -> Receipt:
+        item._loop = asyncio.get_running_loop()
+        await item
+        return item.told()
+
+    tasks = [asyncio.ensure_future(wait(item)) for item in (gone, there)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
     queue = queued(gone, there)
     assert queue.take_group() == [there]
     assert queue.bytes == 0
+    there.outcome = Receipt(1, 1)
+    answer([there])  # within a task
+    assert await tasks[1] == Receipt(1, 1)
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    await there  # who comes too late to be woken need not wait

@@ -43,18 +43,19 @@ class Committer:
         if self._closed:
             raise Unavailable("the store is closed")
         loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Receipt] = loop.create_future()
         queue = self._queues.get(space)
         if queue is None:
             queue = self._queues[space] = CommitQueue()
-        queue.add(Waiting(space, durability, batch, size, reply))
+        item = Waiting(space, durability, batch, size, _loop=loop)
+        queue.add(item)
         if space not in self._busy:
             self._busy.add(space)
             if getattr(loop, "_ready", True):
                 loop.call_soon(self._next, space, queue)
             else:  # nobody can come in this step of asyncio's loop; others do not tell
                 self._next(space, queue)
-        return await reply
+        await item
+        return item.told()
 
     def _next(self, space: str, queue: CommitQueue) -> None:
         """Begin the next group, if anybody waits."""
@@ -79,8 +80,12 @@ class Committer:
 
     def _over(self, space: str, queue: CommitQueue, items: list[Waiting], rest: Awaitable[None] | None) -> None:
         if rest is None:
-            answer(items)
-            self._next(space, queue)
+            if queue:  # those who wait leave before those who are answered go on
+                self._next(space, queue)
+                answer(items)
+            else:  # who goes on may have the next
+                answer(items)
+                self._next(space, queue)
         else:
             task = asyncio.get_running_loop().create_task(self._finish(space, queue, items, rest))
             self._tasks.add(task)

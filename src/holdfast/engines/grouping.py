@@ -5,6 +5,8 @@ everybody. There is no timer: a lone writer is a group of one, and the busier th
 patient, because its sender has to wait for others anyway, begins no group for PATIENCE_S. A caller that was cancelled
 before its batch was taken is left out; one that is cancelled later just does not hear the answer.
 
+Who waits is mostly a task, which `answer` wakes by calling it: a future would take a step of the loop for each.
+
 `Turns` says when, for an engine with one connection that writes. The first batch to come asks for the loop's next step,
 so that whoever is ready may queue up too; the engine then begins whatever comes next, on the loop or in the one thread
 that may have the connection. A task that was alone the last time commits at once, without the queue, and steps back
@@ -17,8 +19,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -34,30 +37,63 @@ GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
-
-
 PATIENCE_S: Final = 0.001
 """How long a batch that is not urgent waits for others to go with."""
 
 
 class Waiting(msgspec.Struct, eq=False):
-    """A batch in the queue, and whom to answer."""
+    """A batch in the queue, and whom to answer: `reply`, or else the one task that awaits this.
+
+    To a task it is a future: it has of one what a task uses (`asyncio.isfuture`).
+    """
 
     space: str
     durability: str
     batch: Batch
     size: int
-    awaited: asyncio.Future[Receipt] | None = None
-    """Of one who waits, and may go away."""
     outcome: Receipt | BaseException | None = None
     reply: Reply | None = None
-    """Of one who does neither, and is told (`engine.Submits`)."""
+    """Of one who does not wait, and is told (`engine.Submits`)."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    _asyncio_future_blocking: bool = False
+    _wake: Callable[[Waiting], object] | None = None
+    """Until it was called, or is about to be."""
+    _context: Context | None = None
+    _is_cancelled: bool = False
+    _is_answered: bool = False
+
+    def __repr__(self) -> str:
+        return f"<a batch that waits in {self.space!r}>"  # asyncio shows what a task waits for; values are nobody's business
 
     def told(self) -> Receipt:
         """The outcome, which is there; raised if it is none to be glad of."""
         if type(self.outcome) is Receipt:
             return self.outcome
         raise self.outcome or Unavailable("the batch was not committed")  # type: ignore[misc]
+
+    def __await__(self) -> Generator[Waiting, None, None]:
+        if not self._is_answered:
+            self._asyncio_future_blocking = True
+            yield self
+
+    def add_done_callback(self, wake: Callable[[Waiting], object], *, context: Context) -> None:
+        self._wake, self._context = wake, context
+
+    def result(self) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+    def cancel(self, msg: object = None) -> bool:
+        """The task is cancelled. False: it is being told what became of the batch."""
+        self._is_cancelled = self._wake is not None
+        self.wake_later()
+        return self._is_cancelled
+
+    def wake_later(self) -> None:
+        """Let the task go on, in a step of the loop."""
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            self._loop.call_soon(wake, self, context=self._context)  # type: ignore[union-attr]
 
 
 class CommitQueue:
@@ -92,7 +128,7 @@ class CommitQueue:
                 del group[count:]
                 size = sum([item.size for item in group])
             self._taken += size
-        return [item for item in group if item.awaited is None or not item.awaited.cancelled()]
+        return [item for item in group if not item._is_cancelled]
 
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""
@@ -116,20 +152,32 @@ def _fitting(items: list[Waiting]) -> int:
 
 def answer(items: list[Waiting]) -> None:
     """Give everybody their outcome; on the event loop. One who cannot take it keeps nobody else from theirs."""
-    for item in items:
-        outcome = item.outcome
-        reply: Reply | None = item.reply
-        if reply is None:
-            if item.awaited is None or item.awaited.done():
-                continue
-            reply = item.awaited
-        try:
-            if type(outcome) is Receipt:
-                reply.set_result(outcome)
-            else:
-                reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
-        except Exception:
-            log.exception("somebody could not be told what became of a batch")
+    in_task = asyncio.current_task() is not None  # within one, no other can run
+    left = iter(items)
+    try:
+        for item in left:
+            item._is_answered = True
+            if (reply := item.reply) is not None:
+                _tell(reply, item.outcome)
+            elif in_task:
+                item.wake_later()
+            elif (wake := item._wake) is not None:
+                item._wake = None
+                item._context.run(wake, item)  # type: ignore[union-attr]
+    finally:  # somebody ends the program; the others may yet be heard
+        for item in left:
+            item._is_answered = True
+            item.wake_later()
+
+
+def _tell(reply: Reply, outcome: Receipt | BaseException | None) -> None:
+    try:
+        if type(outcome) is Receipt:
+            reply.set_result(outcome)
+        else:
+            reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
+    except Exception:
+        log.exception("somebody could not be told what became of a batch")
 
 
 class Turns:
@@ -154,18 +202,17 @@ class Turns:
         """For those that are patient."""
         self._closed = False
 
-    def enter(self, item: Waiting) -> asyncio.Future[Receipt] | None:
-        """Queue a batch that `check_batch` has accepted, and give what to await; None: it was committed, and has its outcome."""
+    def enter(self, item: Waiting) -> bool:
+        """Queue a batch that `check_batch` has accepted, and is to be awaited; True: it was committed, and has its outcome."""
         if not self._asked:
             self._first = task = asyncio.current_task(self._loop)
             if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
-                return None
-        reply: asyncio.Future[Receipt] = self._loop.create_future()
-        item.awaited = reply
+                return True
+        item._loop = self._loop
         self.queue.add(item)
         if not self._asked:
             self.ask()
-        return reply
+        return False
 
     def submit(self, item: Waiting, patient: bool = False) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""

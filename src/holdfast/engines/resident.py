@@ -134,8 +134,9 @@ class ResidentEngine:
         item = self._checked(space, batch)
         if isinstance(item, Receipt):
             return item
-        reply = self._commits.enter(item)
-        return item.told() if reply is None else await reply
+        if not self._commits.enter(item):
+            await item
+        return item.told()
 
     def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
         """`commit` for a server (`engine.Submits`): no coroutine, no task."""
@@ -166,10 +167,10 @@ class ResidentEngine:
         home = self._spaces.get(space)
         if home is None or self._closed:
             self._check_usable()
-            return Waiting(space, "sync", batch, size, None, None, reply)
+            return Waiting(space, "sync", batch, size, None, reply)
         if home.durability == "volatile":
             return self._volatile.write(space, batch)
-        return Waiting(space, home.durability, batch, size, None, None, reply)
+        return Waiting(space, home.durability, batch, size, None, reply)
 
     def homes(self) -> list[ResidentSpace]:
         return list(self._spaces.values())

@@ -176,8 +176,9 @@ class SqliteEngine:
                 return await self._volatile.commit(space, batch)
         item = Waiting(space, "sync" if home is None else home.durability, batch, size)
         try:
-            reply = self._turns.enter(item)
-            return item.told() if reply is None else await reply
+            if not self._turns.enter(item):
+                await item
+            return item.told()
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
@@ -337,8 +338,10 @@ class SqliteEngine:
         return done
 
     def _answer(self, items: list[Waiting]) -> None:
-        answer(items)
-        self._tell()
+        try:
+            self._tell()
+        finally:
+            answer(items)
 
     def _tell(self) -> None:
         """Hand what was committed to those who watch."""

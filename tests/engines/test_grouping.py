@@ -1,0 +1,143 @@
+"""Group commit: how those are told who wait for their batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.engine import Batch, Put, Receipt
+from holdfast.engines.grouping import Turns, Waiting, answer
+from holdfast.errors import Conflict
+
+RECEIPT = Receipt(1, 1)
+_who: contextvars.ContextVar[int] = contextvars.ContextVar("who")
+
+
+def _waiting() -> Waiting:
+    return Waiting("s", "sync", Batch("a", (Put("a/k", b"1"),)), 4)
+
+
+class Desk:
+    """Commits whatever is queued, each group in one step of the loop."""
+
+    def __init__(self, outcome: Callable[[int], Receipt | BaseException] = lambda _: RECEIPT) -> None:
+        self.groups: list[int] = []
+        self._outcome = outcome
+        self.turns = Turns("desk", self._begin, lambda _: False)
+
+    def _begin(self) -> None:
+        items = self.turns.queue.take_group()
+        self.groups.append(len(items))
+        for number, item in enumerate(items):
+            item.outcome = self._outcome(number)
+        answer(items)
+
+    async def commit(self) -> Receipt:
+        item = _waiting()
+        if not self.turns.enter(item):
+            await item
+        return item.told()
+
+
+async def test_all_of_a_group_are_told_in_its_step_in_order_and_each_in_its_context() -> None:
+    desk, told = Desk(), list[int]()
+
+    async def writer(number: int) -> None:
+        _who.set(number)
+        assert await desk.commit() == RECEIPT
+        told.append(_who.get())
+        assert asyncio.current_task() is tasks[number]
+
+    tasks = [asyncio.create_task(writer(number)) for number in range(5)]
+    await asyncio.gather(*tasks)
+    assert (told, desk.groups) == ([0, 1, 2, 3, 4], [5])
+
+
+async def test_whoever_goes_on_at_once_is_in_the_next_group() -> None:
+    desk = Desk()
+
+    async def writer() -> None:
+        for _ in range(3):
+            await desk.commit()
+
+    await asyncio.gather(*(writer() for _ in range(4)))
+    assert desk.groups == [4, 4, 4]
+
+
+async def test_a_refusal_is_raised_where_the_batch_was_awaited_and_only_there() -> None:
+    desk = Desk(lambda number: Conflict("taken") if number == 1 else RECEIPT)
+    outcomes = await asyncio.gather(*(desk.commit() for _ in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Receipt, Conflict, Receipt]
+
+
+async def test_who_is_cancelled_before_the_group_was_taken_is_left_out() -> None:
+    desk = Desk()
+    tasks = [asyncio.create_task(desk.commit()) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Receipt, asyncio.CancelledError, Receipt]
+    assert desk.groups == [2]
+
+
+async def test_who_is_cancelled_before_it_waits_or_by_one_of_its_group_is_cancelled_once() -> None:
+    desk, cancelled = Desk(), list[int]()
+
+    async def writer(number: int) -> None:
+        if number == 3:
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+        try:
+            await desk.commit()
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            await asyncio.sleep(0)  # it is not cancelled again
+            raise
+        if number == 0:
+            tasks[1].cancel()
+
+    tasks = [asyncio.create_task(writer(number)) for number in range(4)]
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (sorted(cancelled), [type(each) for each in done[::2]]) == ([1, 3], [type(None)] * 2)
+
+
+async def test_what_asyncio_shows_of_a_task_that_waits_has_no_value_in_it() -> None:
+    desk = Desk()
+    task = asyncio.create_task(desk.commit())
+    await asyncio.sleep(0)
+    assert "a batch that waits in 's'" in repr(task)
+    assert await task == RECEIPT
+
+
+async def test_a_time_limit_ends_the_waiting() -> None:
+    desk = Desk()
+    desk.turns.in_thread = asyncio.get_running_loop().create_future()  # nobody's turn comes
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await desk.commit()
+    desk.turns.in_thread = None
+
+
+def test_who_ends_the_program_keeps_nobody_from_their_answer() -> None:
+    async def writer(desk: Desk, number: int) -> Receipt:
+        receipt = await desk.commit()
+        if number == 1:
+            raise KeyboardInterrupt
+        return receipt
+
+    async def begin() -> list[asyncio.Task[Receipt]]:
+        desk = Desk()
+        return [asyncio.create_task(writer(desk, number)) for number in range(4)]
+
+    loop = asyncio.new_event_loop()
+    try:
+        tasks = loop.run_until_complete(begin())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(asyncio.wait_for(asyncio.wait([tasks[0], *tasks[2:]]), 5))
+        assert [task.result() for task in (tasks[0], *tasks[2:])] == [RECEIPT] * 3
+        assert isinstance(tasks[1].exception(), KeyboardInterrupt)
+    finally:
+        loop.close()
