@@ -89,6 +89,9 @@ INLINE_BYTES_MAX: Final = 512 * 1024
 T = TypeVar("T")
 _UNCLEAR: Final = (None,)
 
+_Done = tuple[SpaceState, Group, list[str]]
+"""What a group did to a space, and the keys that `Writer.group` gave."""
+
 
 class _Moved(Exception):
     """The space was dropped and made anew, with another durability, since this process looked."""
@@ -235,7 +238,7 @@ class SqliteEngine:
 
     def _commit_group(self, items: list[Waiting]) -> None:
         by_space: dict[str, list[Waiting]] = {items[0].space: items}
-        if len(items) > 1:
+        if len(items) > 1 and len({item.space for item in items}) > 1:
             by_space = {}
             for item in items:
                 by_space.setdefault(item.space, []).append(item)
@@ -244,10 +247,10 @@ class SqliteEngine:
                 done = self._transaction(lambda: self._evaluate(by_space, known_new=True), items[0].durability)
             except apsw.ConstraintError:  # a request id is not new
                 done = self._transaction(lambda: self._evaluate(by_space, known_new=False), items[0].durability)
-            for state, group in done:
+            for state, group, noted in done:
                 if self._tails:
                     self._made.append((state.name, state.revision, group.commits))
-                if state.keep(group):
+                if state.keep(group, noted):
                     self._states[state.name] = state
                 else:
                     self._states.pop(state.name, None)
@@ -309,13 +312,13 @@ class SqliteEngine:
         if self._writer.in_transaction:
             self._write("ROLLBACK")
 
-    def _evaluate(self, by_space: dict[str, list[Waiting]], *, known_new: bool) -> list[tuple[SpaceState, Group]]:
+    def _evaluate(self, by_space: dict[str, list[Waiting]], *, known_new: bool) -> list[_Done]:
         """Evaluate and write the batches of each space."""
         if self._is_outdated():
             self._states.clear()
             self._is_news = True
         now = self._clock.now_ms()
-        done: list[tuple[SpaceState, Group]] = []
+        done: list[_Done] = []
         for name, items in by_space.items():
             state = self._states.get(name) or SpaceState(self._write, name)
             if state.id is not None and not state.dropped and state.durability != items[0].durability:
@@ -332,9 +335,8 @@ class SqliteEngine:
                     item.outcome = group.evaluate(item.batch, known_new=known_new)
                 except Error as exc:
                     item.outcome = exc
-            if not group.empty:
-                self._rows.group(state, group, requests_are_new=known_new)
-            done.append((state, group))
+            noted = [] if group.empty else self._rows.group(state, group, requests_are_new=known_new)
+            done.append((state, group, noted))
         return done
 
     def _answer(self, items: list[Waiting]) -> None:

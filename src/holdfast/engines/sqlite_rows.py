@@ -287,23 +287,26 @@ class SpaceState:
         if self.id is not None:
             self._requests.expect(self._execute, self.id, self.time, batches)
 
-    def keep(self, group: Group) -> bool:
-        """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer."""
-        if self.id is None or self.dropped or len(self._known) + len(self.large) > KNOWN_MAX:
+    def keep(self, group: Group, noted: list[str]) -> bool:
+        """Take over what a group wrote, once it is committed. False when it is not worth keeping any longer.
+
+        `noted` are the keys that `Writer.group` gave: of entries that are large, or expire.
+        """
+        known = self._known
+        if self.id is None or self.dropped or len(known) + len(self.large) > KNOWN_MAX:
             return False
         self.revision, self.last_id = group.revision, group.last_id
         if group.commits:
             self.time = group.now
         if self._next_due is not None and self._next_due <= group.now:
             return False  # something expired: what comes next must be looked up
-        known = self._known
         while self._passing:
             known.pop(self._passing.pop(), None)
         known.update(group.writes)
         if self.large:
             self.large.difference_update(group.writes)
-        for key, entry in group.writes.items():
-            if entry is None:
+        for key in noted:
+            if (entry := known[key]) is None:
                 continue
             expires_at = entry.expires_at
             if expires_at is not None and (self._next_due is None or expires_at < self._next_due):
@@ -335,17 +338,17 @@ class Writer:
         self.execute = execute
         self._execute_many = execute_many
 
-    def group(self, state: Written, group: Group, *, requests_are_new: bool) -> int:
-        """The post-images of a group: entries, the feed's row, requests and usage. Gives the space's id.
+    def group(self, state: Written, group: Group, *, requests_are_new: bool) -> list[str]:
+        """The post-images of a group: entries, the feed's row, requests and usage. Gives what `fold` gives.
 
         With `requests_are_new` a request id that is known already raises ConstraintError; otherwise it is replaced.
         """
         space = state.id
         if space is None or state.dropped:
             space = self._revive(state.name, space, state.dropped, group.now)
-        self.fold(space, group.writes, state.large)
+        noted = self.fold(space, group.writes, state.large)
         self._tell(space, group, requests_are_new)
-        return space
+        return noted
 
     def log(self, state: Written, group: Group, *, requests_are_new: bool, is_behind: bool) -> tuple[int, int]:
         """The same, but of the entries only what the feed does not tell; the others are left to be folded later.
@@ -359,28 +362,38 @@ class Writer:
             self.fold(space, {key: group.writes[key] for key in group.untold}, state.large)
         return space, self._tell(space, group, requests_are_new)
 
-    def fold(self, space: int, entries: Mapping[str, Entry | None], large: set[str] | None = None) -> None:
-        """Write these entries, or remove them. `large` has those of the keys that have a row in `large`; None: any may."""
+    def fold(self, space: int, entries: Mapping[str, Entry | None], large: set[str] | None = None) -> list[str]:
+        """Write these entries, or remove them. Gives the keys of those that are large, or expire.
+
+        `large` has those of the keys that have a row in `large`; None: any may.
+        """
         were_large = entries.keys() if large is None else large
         rows: list[tuple[Any, ...]] = []
         gone: list[tuple[Any, ...]] = []
+        noted: list[str] = []
         for key, e in entries.items():
             if e is None:
                 gone.append((space, key))
                 continue
             value: bytes | None = e.value
+            expires_at = e.expires_at
             if len(e.value) > VALUE_INLINE_MAX:
                 self.execute(_PUT_LARGE, (space, key, value))
                 value = None
-            elif were_large and key in were_large:
-                self.execute(_DELETE_LARGE, (space, key))
-            rows.append((space, key, value, e.version, e.owner, e.created_at, e.updated_at, e.expires_at, e.tag))
+                noted.append(key)
+            else:
+                if were_large and key in were_large:
+                    self.execute(_DELETE_LARGE, (space, key))
+                if expires_at is not None:
+                    noted.append(key)
+            rows.append((space, key, value, e.version, e.owner, e.created_at, e.updated_at, expires_at, e.tag))
         if gone:
             self._each(_DELETE, gone)
             if were_large:
                 self._each(_DELETE_LARGE, [row for row in gone if row[1] in were_large])
         if rows:
             self._each(_PUT, rows)
+        return noted
 
     def folded(self, space: int, upto: int | None) -> None:
         """Note how far the entries of a space have been folded; None: they are up to date."""
