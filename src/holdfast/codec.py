@@ -107,8 +107,8 @@ def encode(value: Any, *, known: bool = False) -> bytes:
         raise InvalidInput("the value contains text with a lone surrogate, which is not valid Unicode") from None
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
         raise InvalidInput(f"the value cannot be stored as JSON: {_odd_key(value, exc)}") from exc
-    # NaN and infinity come out as null: only then is it worth looking for them.
-    if not known and b"null" in data and value is not None and _may_have_nan(value):
+    # NaN and infinity come out as null: only then is it worth looking for them, and never in a text.
+    if type(value) is not str and not known and b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
     return data
 

@@ -436,20 +436,15 @@ def check_durability(durability: str) -> None:
 
 def check_batch(batch: Batch) -> int:
     """Refuse a batch no engine may accept, before anything is read or written. Gives its size in bytes."""
-    operations = batch.operations
-    actor, request_id = batch.actor, batch.request_id
+    operations, conditions = batch.operations, batch.conditions
+    actor, id = batch.actor, batch.request_id
     if actor not in _ACTORS:
         check_label(actor, "an actor", NAME_BYTES_MAX)
         if len(_ACTORS) < ACTORS_KNOWN_MAX:
             _ACTORS.add(actor)
-    if request_id is not None and not (
-        type(request_id) is str
-        and 0 < len(request_id) <= REQUEST_ID_BYTES_MAX
-        and request_id.isascii()
-        and request_id.isprintable()
-    ):
-        check_label(request_id, "a request id", REQUEST_ID_BYTES_MAX)
-    conditions = batch.conditions
+    plain = type(id) is str and 0 < len(id) <= REQUEST_ID_BYTES_MAX and id.isascii() and id.isprintable()
+    if not plain and id is not None:
+        check_label(id, "a request id", REQUEST_ID_BYTES_MAX)
     if len(operations) == 1 and not conditions and type(op := operations[0]) is Put:
         return _check_put(op)  # what is seen most often; one value is never too much for a batch
     if len(operations) > OPERATIONS_MAX:

@@ -56,7 +56,11 @@ class Scope(msgspec.Struct, frozen=True):
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
     ) -> Coroutine[Any, Any, Receipt]:
         """`commit` for where every microsecond counts: to be awaited, and what it gives to be told to the session."""
-        return self.sent(self.batch(operations, conditions, request_id))
+        if self.guards:
+            return self._guarded(self.batch(operations, conditions, request_id))
+        fresh = request_id is None
+        batch = Batch(self.actor, operations, conditions, new_id() if fresh else request_id, fresh)
+        return self.engine.commit(self.space, batch)
 
     def batch(
         self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), request_id: str | None = None
