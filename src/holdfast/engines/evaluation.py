@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import islice
 from typing import Final, Protocol
@@ -63,6 +63,8 @@ WALKED_MAX: Final = 32
 
 ID_MS_MAX: Final = 1 << 42
 """The year 2109: whatever claims to be of later was written by somebody who did not know the time."""
+
+_NOTHING: Final[Callable[[], list[int]]] = partial(list, (0, 0))
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -122,7 +124,7 @@ class Group:
         self.revision = state.revision
         self.last_id = state.last_id
         self.writes: dict[str, Entry | None] = {}
-        self.usage: defaultdict[tuple[str, str], list[int]] = defaultdict(partial(list, (0, 0)))
+        self.usage: defaultdict[tuple[str, str], list[int]] = defaultdict(_NOTHING)
         """By owner and subspace: how many keys and bytes more there are."""
         self.commits: list[Stored] = []
         self.touched = False

@@ -191,7 +191,8 @@ class SqliteEngine:
         if item.size > INLINE_BYTES_MAX or not self._lock.try_acquire():
             return False
         self._commit_and_release([item])
-        self._tell()
+        if self._made or self._is_news:
+            self._tell()
         return True
 
     def _commit_next(self) -> None:
