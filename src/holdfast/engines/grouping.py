@@ -200,7 +200,6 @@ class Turns:
         self._stepped_back_at = 0.0
         self._later: asyncio.TimerHandle | None = None
         """For those that are patient."""
-        self._closed = False
 
     def enter(self, item: Waiting) -> bool:
         """Queue a batch that `check_batch` has accepted, and is to be awaited; True: it was committed, and has its outcome."""
