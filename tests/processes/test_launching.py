@@ -99,6 +99,18 @@ async def test_a_command_has_three_descriptors_and_default_signals(launcher: Lau
     assert (await printed(child))["stdout"].split() == [b"0", b"1", b"2"]
 
 
+async def test_a_command_has_default_signals_also_where_it_was_started_from_the_background(order: MakeOrder) -> None:
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGQUIT, signal.SIGTSTP)]
+    try:
+        async with Launcher() as launcher:
+            child = await launcher.start(order("grep", "SigIgn", "/proc/self/status"))
+            [_, ignored] = (await printed(child))["stdout"].split()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert int(ignored, 16) & 0x7FFFFFFF == 0
+
+
 async def test_the_bytes_come_back_as_they_were(launcher: Launcher, order: MakeOrder, tmp_path: Path) -> None:
     data = os.urandom(3_000_000)
     (tmp_path / "data").write_bytes(data)

@@ -242,7 +242,7 @@ class Turns:
         self._alone = self._first if len(self.queue) == 1 else None
         self._first = None
         self._begin()
-        if self.queue:
+        if self.queue and self._later is None:  # else it is patient, or goes with those who are
             self.ask()
 
     def start_thread(self, work: Callable[[], T], then: Callable[[T], None] | None = None) -> asyncio.Future[T]:

@@ -39,7 +39,11 @@ from holdfast.processes.titles import show
 RESULT_BYTES_MAX: Final = 60 * 1024 * 1024
 """The largest JSON a function may return; more belongs into a file or a blob."""
 
-_RESET: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGINT)
+_RESET: Final = (
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGINT),
+    *(signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+)
+"""Those that a warden handles, and those that a shell ignores for what it starts in the background."""
 _PYTHONS_OWN: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python; programs expect the default."""
 
