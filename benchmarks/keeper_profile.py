@@ -5,7 +5,7 @@ samples of the keeper, or of its clients, and prints three tables: by module, by
 calls. Only what holds the interpreter is sampled, so waiting is not counted, nor what SQLite and the kernel do meanwhile:
 `perf record -e cpu-clock` shows that share. A sample belongs to the innermost frame of Python; what C does on its behalf
 counts there. Shares are multiplied with the CPU per operation that was measured in a turn before, without py-spy.
-docs/performance.md has the tables as they were, and what followed from them.
+docs/performance.md tells what it showed, and what followed.
 """
 
 from __future__ import annotations
