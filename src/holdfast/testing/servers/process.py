@@ -109,7 +109,8 @@ class ServerProcess:
         if self._process is None:
             return
         if self.running:
-            self._process.send_signal(signal.SIGCONT)
+            if how != signal.SIGKILL:  # which ends one that is paused, too, and before it answers anybody
+                self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(how)
         try:
             self._process.wait(PATIENCE_S)
