@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from benchmarks.places import real_disk
 from hypothesis import settings
 
 from holdfast.testing.servers.postgres import PostgresServer
@@ -12,8 +16,26 @@ from holdfast.testing.servers.redis import RedisCluster, RedisServer
 from tests.schemas import Schemas
 from tests.servers import started
 
+TOLD_MAX = 1500
+"""Characters of what is told of a failure at the end of `make test`; all of it is told above."""
+
 settings.register_profile("holdfast", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("holdfast")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """`make test` runs the suite in two parts and tells at its end what failed in either."""
+    reports = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, [])]
+    if reports and "HOLDFAST_FAILED" in os.environ:
+        with Path(os.environ["HOLDFAST_FAILED"]).open("a") as file:
+            file.writelines(f"{each.nodeid}\n{each.longreprtext[-TOLD_MAX:]}\n" for each in reports)
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder on a disk, for what must not be in memory; `tmp_path` may be."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=real_disk()) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

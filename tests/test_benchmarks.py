@@ -45,8 +45,8 @@ def check_line(line: dict[str, Any]) -> None:
     assert line["ok"] in (True, False, None)
 
 
-def test_each_comparison_is_a_json_line_and_a_row_of_the_table(tmp_path: Path) -> None:
-    done = bench("--quick", "--folder", str(tmp_path), "sqlite_get", "sqlite_set_processes")
+def test_each_comparison_is_a_json_line_and_a_row_of_the_table(on_disk: Path) -> None:
+    done = bench("--quick", "--folder", str(on_disk), "sqlite_get", "sqlite_set_processes")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     for line in lines:
@@ -60,7 +60,7 @@ def test_each_comparison_is_a_json_line_and_a_row_of_the_table(tmp_path: Path) -
     ]
     rows = [row for row in done.stderr.splitlines() if row.startswith("sqlite_")]
     assert len(rows) == len(lines)
-    assert list(tmp_path.iterdir()) == []
+    assert list(on_disk.iterdir()) == []
 
 
 def test_an_unknown_benchmark_is_refused_by_name() -> None:
@@ -99,8 +99,8 @@ def test_a_goal_is_judged_on_what_it_names() -> None:
 
 
 @pytest.mark.skipif(os.environ.get("HOLDFAST_SOAK") != "1", reason="HOLDFAST_SOAK=1: it starts every peer there is")
-def test_a_keeper_is_measured_beside_every_peer_that_is_there(tmp_path: Path) -> None:
-    done = bench("--quick", "--folder", str(tmp_path), "keeper_get")
+def test_a_keeper_is_measured_beside_every_peer_that_is_there(on_disk: Path) -> None:
+    done = bench("--quick", "--folder", str(on_disk), "keeper_get")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     left_out = done.stderr.count("is left out of keeper_get")
@@ -111,7 +111,7 @@ def test_a_keeper_is_measured_beside_every_peer_that_is_there(tmp_path: Path) ->
         check_line(line)
         assert 0 < line["p50_ms"] <= line["p99_ms"]
         assert min(line[f"{side}server_cpu_us"] for side in ("", "peer_")) > 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(on_disk.iterdir()) == []
 
 
 @contextmanager

@@ -521,7 +521,7 @@ def test_it_accepts_what_a_correct_store_does_to_clients_that_vanish(seed: int) 
     assert check(simulated(2_000, seed, lost=0.01)) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(20 if os.environ.get("HOLDFAST_SOAK") else 8))
 def test_one_forged_answer_among_thousands_is_found(seed: int) -> None:
     rng = random.Random(seed)
     history = simulated(5_000, seed, lost=0.002)

@@ -88,10 +88,11 @@ async def sleep_or(clock: Clock, at_ms: int | None, event: asyncio.Event) -> boo
     if event.is_set():
         await asyncio.sleep(0)  # others run too, whoever asks in a loop
         return True
-    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    loop, limit, over = asyncio.get_running_loop(), asyncio.timeout(None), False
 
     def it_is_time(_: object) -> None:
-        limit.reschedule(loop.time())
+        if not over:  # in the same step of the loop the event may have been set
+            limit.reschedule(loop.time())
 
     sleeping = loop.create_task(clock.sleep_until(at_ms))
     sleeping.add_done_callback(it_is_time)
@@ -102,7 +103,7 @@ async def sleep_or(clock: Clock, at_ms: int | None, event: asyncio.Event) -> boo
         if not limit.expired():
             raise
     finally:
-        sleeping.remove_done_callback(it_is_time)
+        over = True
         sleeping.cancel()
     return event.is_set()
 

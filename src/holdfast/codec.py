@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
@@ -222,24 +222,34 @@ _WORDS: Final = {
 
 def check_json(data: bytes) -> None:
     """Refuse what `decode` could not read, before it is stored: for values that somebody else encoded."""
+    check_all_json((data,))
+
+
+def check_all_json(values: Iterable[bytes]) -> None:
+    """`check_json` of each."""
     try:
-        if len(data) <= WHOLE_BYTES_MAX:
-            _decode(data)
-            return
-        _skip(data)
-        if not data.isascii():
-            data.decode()
-        if not _may_be_far(data):
-            return
-        if len(data) <= LOOKED_AT_BYTES_MAX:
-            _decode(data)
-        elif _may_be_far(_TEXTS.sub(b'""', data)):  # texts may have anything in them, such as hexadecimal ids
-            raise InvalidInput(
-                f"a value of {len(data):,} bytes has something in it that looks like a number beyond any range; keep it "
-                "as a blob, or in parts"
-            )
+        for data in values:
+            if len(data) <= WHOLE_BYTES_MAX:
+                _decode(data)
+            else:
+                _check_large(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidInput(f"a value must be JSON: {exc}") from None
+
+
+def _check_large(data: bytes) -> None:
+    _skip(data)
+    if not data.isascii():
+        data.decode()
+    if not _may_be_far(data):
+        return
+    if len(data) <= LOOKED_AT_BYTES_MAX:
+        _decode(data)
+    elif _may_be_far(_TEXTS.sub(b'""', data)):  # texts may have anything in them, such as hexadecimal ids
+        raise InvalidInput(
+            f"a value of {len(data):,} bytes has something in it that looks like a number beyond any range; keep it "
+            "as a blob, or in parts"
+        )
 
 
 def _may_be_far(data: bytes) -> bool:

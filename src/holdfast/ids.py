@@ -10,13 +10,15 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Callable
 
 _FIRST = 0x1000_0000
 """The counter's eight digits from the start, so that none has to be filled in: every id of a commit is made here."""
 
 
 ID_CHARS = 30
-_GENERATED = re.compile(f"[0-9a-f]{{{ID_CHARS}}}").fullmatch
+is_generated: Callable[[str], object] = re.compile(f"[0-9a-f]{{{ID_CHARS}}}").fullmatch
+"""Whether an id has the form of those made here, or None; one that somebody chose has it only by accident."""
 
 
 class _Source:
@@ -36,8 +38,3 @@ if hasattr(os, "register_at_fork"):
 def new_id() -> str:
     """A fresh id, 30 characters."""
     return _source.prefix + hex(next(_source.numbers))[2:]
-
-
-def is_generated(id: str) -> bool:
-    """Whether an id has the form of those made here; one that somebody chose has it only by accident."""
-    return _GENERATED(id) is not None

@@ -33,7 +33,10 @@ class Slow:
             item.outcome = Receipt(1, 1)
 
     def commit(self) -> asyncio.Task[Receipt]:
-        return asyncio.ensure_future(self.committer.commit("s", "sync", Batch("a", (Put("a/k", b"1"),)), 1))
+        return asyncio.ensure_future(self.commit_here())
+
+    async def commit_here(self) -> Receipt:
+        return await self.committer.commit("s", "sync", Batch("a", (Put("a/k", b"1"),)), 1)
 
 
 @pytest.mark.parametrize("by_task", [False, True])
@@ -51,6 +54,27 @@ async def test_it_may_be_closed_by_several_at_once_and_by_one_who_is_cancelled(b
         await asyncio.gather(closes[0], closes[2])
         assert [await each for each in commits] == [Receipt(1, 1)] * 3
     await slow.committer.close()
+
+
+def test_who_ends_the_program_keeps_nobody_from_cleaning_up() -> None:
+    async def ends(slow: Slow) -> None:
+        await slow.commit_here()
+        raise SystemExit(3)
+
+    async def begin() -> tuple[Slow, asyncio.Task[None]]:
+        slow = Slow(by_task=False)
+        slow.go.set()
+        return slow, asyncio.create_task(ends(slow))
+
+    loop = asyncio.new_event_loop()
+    try:
+        slow, ending = loop.run_until_complete(begin())
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(ending)
+        assert loop.run_until_complete(asyncio.wait_for(slow.commit_here(), 5)) == Receipt(1, 1)
+        loop.run_until_complete(asyncio.wait_for(slow.committer.close(), 5))
+    finally:
+        loop.close()
 
 
 async def test_a_group_that_is_cancelled_tells_its_callers_and_holds_up_no_close() -> None:

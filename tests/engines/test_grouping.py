@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ RECEIPT = Receipt(1, 1)
 _who: contextvars.ContextVar[int] = contextvars.ContextVar("who")
 
 
-def _waiting() -> Waiting:
-    return Waiting("s", "sync", Batch("a", (Put("a/k", b"1"),)), 4)
+def _waiting(durability: str = "sync") -> Waiting:
+    return Waiting("s", durability, Batch("a", (Put("a/k", b"1"),)), 4)
 
 
 class Desk:
@@ -35,8 +36,8 @@ class Desk:
             item.outcome = self._outcome(number)
         answer(items)
 
-    async def commit(self) -> Receipt:
-        item = _waiting()
+    async def commit(self, durability: str = "sync") -> Receipt:
+        item = _waiting(durability)
         if not self.turns.enter(item):
             await item
         return item.told()
@@ -81,6 +82,27 @@ async def test_who_is_cancelled_before_the_group_was_taken_is_left_out() -> None
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Receipt, asyncio.CancelledError, Receipt]
     assert desk.groups == [2]
+
+
+async def test_who_is_cancelled_twice_is_left_out_too() -> None:
+    desk = Desk()
+    tasks = [asyncio.create_task(desk.commit()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert tasks[1].cancel()
+    assert tasks[1].cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Receipt, asyncio.CancelledError, Receipt]
+    assert desk.groups == [2]
+
+
+async def test_who_is_cancelled_is_told_why() -> None:
+    """The scopes of AnyIO know by it whether it was them, and let it through if it was not."""
+    desk = Desk()
+    task = asyncio.create_task(desk.commit())
+    await asyncio.sleep(0)
+    task.cancel("it is late")
+    with pytest.raises(asyncio.CancelledError, match="it is late"):
+        await task
 
 
 async def test_who_is_cancelled_before_it_waits_or_by_one_of_its_group_is_cancelled_once() -> None:
@@ -139,5 +161,32 @@ def test_who_ends_the_program_keeps_nobody_from_their_answer() -> None:
         loop.run_until_complete(asyncio.wait_for(asyncio.wait([tasks[0], *tasks[2:]]), 5))
         assert [task.result() for task in (tasks[0], *tasks[2:])] == [RECEIPT] * 3
         assert isinstance(tasks[1].exception(), KeyboardInterrupt)
+    finally:
+        loop.close()
+
+
+def test_who_ends_the_program_keeps_nobody_from_their_turn() -> None:
+    """Whoever is told has time to clean up, and whoever is not is told."""
+
+    async def ends(desk: Desk) -> None:
+        await desk.commit()
+        raise SystemExit(3)
+
+    async def is_told(desk: Desk) -> Receipt:
+        item = _waiting()
+        item.reply = told = asyncio.get_running_loop().create_future()
+        desk.turns.submit(item)
+        return await told
+
+    async def begin() -> list[asyncio.Task[Any]]:
+        desk = Desk()
+        return [asyncio.create_task(each) for each in (ends(desk), is_told(desk), desk.commit("async"))]
+
+    loop = asyncio.new_event_loop()
+    try:
+        ending, *others = loop.run_until_complete(begin())
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(ending)
+        assert loop.run_until_complete(asyncio.wait_for(asyncio.gather(*others), 5)) == [RECEIPT] * 2
     finally:
         loop.close()

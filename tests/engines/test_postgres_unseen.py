@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.soak import SOAK
 
 from holdfast.clock import Clock, ManualClock
 from holdfast.engine import (
@@ -275,7 +276,7 @@ def random_batch(chance: random.Random, n: int) -> Batch:
 
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("at_once", [1, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(20 if SOAK else 1))
 async def test_random_histories_of_a_forgetful_process_are_those_of_the_memory_engine(
     url: str, processes: int, at_once: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import apsw
@@ -354,6 +356,7 @@ async def test_the_tail_of_the_feed_is_bounded_and_the_file_has_the_rest(
 ) -> None:
     monkeypatch.setattr(resident_feed, "TAIL_BYTES_MAX", 20_000)
     engine = await ResidentEngine.open(tmp_path / "team.db")
+    watches = [engine.watch(space) for space in ("s0", "s1", "s2")]
     for number in range(300):
         await engine.commit(f"s{number % 3}", put(b"%d" % number))
     assert engine._tail.bytes <= 20_000
@@ -361,6 +364,53 @@ async def test_the_tail_of_the_feed_is_bounded_and_the_file_has_the_rest(
     assert 5 < held < 50
     for space in ("s0", "s1", "s2"):
         assert [c.version async for c in engine.watch(space, cursor="r0", live=False)] == list(range(1, 101))
+    del watches
+    await engine.close()
+
+
+async def test_commits_that_nobody_watches_are_not_kept_and_nobody_who_comes_later_misses_any(tmp_path: Path) -> None:
+    engine = await ResidentEngine.open(tmp_path / "team.db")
+    for number in range(10):
+        await engine.commit("s", put(b"%d" % number))
+    assert engine._tail.bytes == 0
+    watch = engine.watch("s", cursor="r3")
+    for number in range(5):
+        await engine.commit("s", put(b"%d" % number))
+    assert len(engine._spaces["s"].recent.commits) == 5
+    assert [(await anext(watch)).version for _ in range(12)] == list(range(4, 16))
+    await watch.aclose()  # type: ignore[attr-defined]
+    await engine.commit("s", put(b"1"))
+    assert len(engine._spaces["s"].recent.commits) == 5, "it is not kept any more"
+    await engine.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_watches_that_come_and_go_see_every_commit_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(resident_feed, "TAIL_BYTES_MAX", chance.choice((1_500, 4_000, 1_000_000)))
+    engine = await ResidentEngine.open(tmp_path / "team.db")
+    watches: list[tuple[AsyncIterator[ChangeSet], int]] = []
+    made = 0
+    for _ in range(150):
+        action = chance.choice(("commit", "commit", "begin", "end", "read"))
+        if action == "commit":
+            made = max([(await engine.commit("s", put(b"%d" % made))).version for _ in range(chance.randint(1, 4))])
+        elif action == "begin" and made:
+            after = chance.randint(0, made)
+            watches.append((engine.watch("s", cursor=f"r{after}"), after))
+        elif watches:
+            watch, after = watches.pop(chance.randrange(len(watches)))
+            if action == "end":
+                await watch.aclose()  # type: ignore[attr-defined]
+                continue
+            for _ in range(min(chance.randint(1, 6), made - after)):
+                assert (await anext(watch)).version == after + 1
+                after += 1
+            watches.append((watch, after))
+    for watch, after in watches:
+        assert [(await anext(watch)).version for _ in range(made - after)] == list(range(after + 1, made + 1))
     await engine.close()
 
 
@@ -401,7 +451,7 @@ async def test_nobody_is_told_of_a_commit_before_reads_show_it(tmp_path: Path, m
     apply = engine.apply
 
     def late(done: list[object]) -> None:
-        feed = resident_feed.ResidentFeed(engine, "s", ())
+        feed = resident_feed.ResidentFeed(engine, "s", (), live=False)
         told.extend(commit.version for commit in feed._read_file(1, 1, engine._spaces["s"].revision, 10))
         shown.append(engine._spaces["s"].revision)
         apply(done)  # type: ignore[arg-type]

@@ -24,7 +24,6 @@ from holdfast.engine import (
     Push,
     Put,
     Receipt,
-    Submits,
     Take,
     Touch,
 )
@@ -32,6 +31,7 @@ from holdfast.engines import resident_folding
 from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import Conflict, InvalidInput, StorageFull
+from holdfast.offers import Submits
 
 HUGE = b'"' + b"h" * 70_000 + b'"'
 LARGE = b'"' + b"l" * 1_000 + b'"'

@@ -77,3 +77,24 @@ async def test_an_event_wakes_whoever_waits_within_two_steps_of_the_loop() -> No
     for _ in range(2):
         await asyncio.sleep(0)
     assert waiting.done(), "a handover of a lock waits for every step"
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_an_event_and_the_time_may_come_in_the_same_step(steps: int) -> None:
+    loop, complaints = asyncio.get_running_loop(), list[dict[str, object]]()
+    loop.set_exception_handler(lambda _, told: complaints.append(told))
+    clock, event = ManualClock(), asyncio.Event()
+    waiting = asyncio.create_task(sleep_or(clock, clock.now_ms() + 1000, event))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if steps % 2:
+        clock.advance(2)
+    for _ in range(steps // 2):
+        await asyncio.sleep(0)
+    loop.call_soon(event.set)
+    if not steps % 2:
+        clock.advance(2)
+    await waiting
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert complaints == []

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
-from holdfast.engine import SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Page, Present, Put, Receipt
+from holdfast.engine import CONDITIONS_MAX, SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Page, Present, Put, Receipt
 from holdfast.layers import agenda
 from holdfast.layers.correlation_entries import (
     MADE,
@@ -806,3 +806,14 @@ async def test_waiting_for_a_decision_is_bounded(desk: Space, clock: ManualClock
     assert await soon(waiting) is None
     metadata = (await correlation.view()).metadata
     assert metadata.timeout_at - metadata.created_at == timedelta(minutes=5)
+
+
+async def test_one_that_far_more_agents_have_signalled_than_it_needs_is_decided(store: Store, desk: Space) -> None:
+    """Nobody had decided it meanwhile; a batch cannot have a condition for each of them."""
+    correlation = await desk.correlation("c-1", expect=2)
+    many = [signal(store, "c-1", f"agent-{number}", MOMENTUM) for number in range(CONDITIONS_MAX + 1)]
+    assert set(await asyncio.gather(*many)) == {"accepted"}
+    async with running(desk.orchestrator(merge=FUSION)):
+        decision = await soon(correlation.decision(wait=None))
+    assert decision is not None
+    assert len(await correlation.signals()) == CONDITIONS_MAX + 1

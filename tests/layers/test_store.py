@@ -174,8 +174,8 @@ async def test_a_backup_of_any_store_is_one_moment_of_it_while_others_write(
         assert all(finding.level != "error" for finding in await copy.doctor())
 
 
-async def test_the_doctor_finds_a_healthy_store_healthy(tmp_path: Path) -> None:
-    async with holdfast.open(str(tmp_path / "team.db")) as store:
+async def test_the_doctor_finds_a_healthy_store_healthy(on_disk: Path) -> None:
+    async with holdfast.open(str(on_disk / "team.db")) as store:
         await store.space("s").records.set("k", 1)
         findings = {finding.subject: finding for finding in await store.doctor()}
         assert {finding.level for finding in findings.values()} <= {"ok", "note"}

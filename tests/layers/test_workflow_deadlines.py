@@ -10,6 +10,7 @@ import pytest
 from holdfast import Context, ExecutionHandle, ManualClock, Retry, Space, StepFailed, step, workflow
 from holdfast.engine import Batch, Delete
 from holdfast.layers.workflows.entries import steps_prefix
+from holdfast.layers.workflows.waiting import Waiting
 from holdfast.testing.replaying import assert_replays, record_history
 from holdfast.testing.workflows import crash_everywhere, run_workflow
 from tests.layers.hosting import Hosts, soon, until, waits_for
@@ -387,6 +388,40 @@ async def test_a_step_that_goes_on_when_it_is_cancelled_waits_no_more(
     clock.advance("400ms")
     assert await soon(handle.result()) == "step 'waits#0' took longer than 0.4 s"
     assert len(RUNS) == 3
+
+
+@two
+async def test_a_step_that_takes_long_to_end_when_its_time_is_over_is_not_looked_at_all_the_while(
+    boss: Space, hosts: Hosts, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tidies_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    @workflow
+    async def tidy(ctx: Context) -> Any:
+        return await ctx.step("waits", tidies_up, timeout="400ms", on_error=lambda ctx, error: str(error))
+
+    def tick(waiting: Waiting) -> None:
+        RUNS.append("looked")
+        looked(waiting)
+
+    looked = Waiting.tick
+    monkeypatch.setattr(Waiting, "tick", tick)
+    await hosts.start(tidy)
+    handle = await boss.workflows.start(tidy)
+    await until(lambda: _looked(1))
+    await asyncio.sleep(0.05)
+    clock.advance("400ms")
+    assert await soon(handle.result()) == "step 'waits#0' took longer than 0.4 s"
+    assert len(RUNS) < 10
+
+
+async def _looked(times: int) -> bool:
+    return len(RUNS) >= times
 
 
 # --- from outside ---

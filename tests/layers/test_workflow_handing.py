@@ -15,7 +15,7 @@ from holdfast import Context, ExecutionFailed, ManualClock, Space, Store, Unavai
 from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Put, Receipt, cursor_at
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
-from holdfast.layers.workflows.entries import meta_key
+from holdfast.layers.workflows.entries import mail_prefixes, meta_key
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.hosting import until
 from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
@@ -23,6 +23,7 @@ from tests.layers.test_workflows import Hosts, hosts, soon, three_steps
 __all__ = ["hosts"]
 
 META = meta_key("x")[:-1]
+SIGNALS = mail_prefixes("x")[-1]
 
 
 async def commits_after(space: Space, revision: int) -> list[ChangeSet]:
@@ -61,6 +62,8 @@ class Beside(Wrapper):
         self.then: Callable[[], Awaitable[object]] | None = None
         self.slow: asyncio.Event | None = None
         """What starts wait for before they are answered."""
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """What happens while a worker looks at what was sent to an execution, and has seen that nobody cancels it."""
         self.started = 0
         self.scanned: list[str] = []
 
@@ -84,6 +87,9 @@ class Beside(Wrapper):
     async def scan(self, space: str, prefix: str, **options: Any) -> Page:
         page = await super().scan(space, prefix, **options)
         self.scanned.append(prefix)
+        if self.meanwhile is not None and prefix == SIGNALS:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
         return page
 
 
@@ -329,6 +335,56 @@ async def test_one_that_was_cancelled_between_its_start_and_its_run_is_cancelled
         with pytest.raises(ExecutionFailed):
             await soon(handle.result())
         assert (await handle.status()).status == "cancelled"
+
+
+@workflow(name="busy")
+async def busy(ctx: Context) -> None:
+    await ctx.step("work", asyncio.Event().wait)
+
+
+async def test_one_that_is_busy_is_cancelled_also_right_after_its_start(boss: Space) -> None:
+    """Where a commit takes no step of the loop, that is before its worker has it."""
+    async with boss.workflows.worker([busy]):
+        await asyncio.sleep(0.05)
+        for _ in range(5):
+            handle = await boss.workflows.start(busy)
+            await handle.cancel()
+            with pytest.raises(ExecutionFailed):
+                await soon(handle.result())
+            assert (await handle.status()).status == "cancelled"
+
+
+@workflow(name="busy_later")
+async def busy_later(ctx: Context) -> None:
+    await ctx.wait_for("begin")
+    await ctx.step("work", asyncio.Event().wait)
+
+
+async def test_one_that_is_cancelled_while_its_next_worker_reads_what_was_sent_is_cancelled(
+    boss: Space, hosts: Hosts, clock: ManualClock
+) -> None:
+    first = await hosts.start(busy_later)
+    handle = await boss.workflows.start(busy_later, id="x")
+    await handle.signal("begin", None)
+
+    async def works() -> bool:
+        return "begin" in str(await handle.steps()) and (await handle.status()).status == "running"
+
+    await until(works)
+    await hosts.kill(first)
+    engine = Beside(boss._scope.engine)
+
+    async def cancel() -> None:
+        await handle.cancel()
+        await asyncio.sleep(0.05)  # the feed has told the worker
+
+    engine.meanwhile = cancel
+    clock.advance("1m")
+    space = Space(replace(boss._scope, engine=engine), boss._blob_folder, Coordination(Leases(clock)))
+    async with space.workflows.worker([busy_later]):
+        with pytest.raises(ExecutionFailed):
+            await soon(handle.result())
+    assert engine.meanwhile is None
 
 
 async def test_an_end_that_came_before_anybody_waited_is_seen(boss: Space) -> None:

@@ -597,6 +597,6 @@ async def test_a_cache_that_holds_nothing_or_is_wrongly_described_is_refused() -
 
 
 def test_the_engine_is_one_that_caches() -> None:
-    from holdfast.engine import Caches
+    from holdfast.offers import Caches
 
     assert issubclass(CachedEngine, Caches)

@@ -104,6 +104,10 @@ class Roundabout(Wrapper):
     def submit(self, space: str, batch: Batch, reply) -> bool:
         return type(batch.operations[0]) is Put and self._resident.submit(space, batch, reply)
 
+    def submit_all(self, space: str, batches: list[Batch], replies) -> bool:
+        puts = all(type(batch.operations[0]) is Put for batch in batches)
+        return puts and self._resident.submit_all(space, batches, replies)
+
     def read(self, space: str, keys: list[str]):
         return self._resident.read(space, keys)
 

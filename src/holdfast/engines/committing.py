@@ -83,9 +83,11 @@ class Committer:
             if queue:  # those who wait leave before those who are answered go on
                 self._next(space, queue)
                 answer(items)
-            else:  # who goes on may have the next
-                answer(items)
-                self._next(space, queue)
+            else:  # who goes on may have the next; and who ends the program keeps nobody from it
+                try:
+                    answer(items)
+                finally:
+                    self._next(space, queue)
         else:
             task = asyncio.get_running_loop().create_task(self._finish(space, queue, items, rest))
             self._tasks.add(task)

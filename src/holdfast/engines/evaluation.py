@@ -148,30 +148,65 @@ class Group:
         return not self.commits and not self.touched
 
     def evaluate(self, batch: Batch, *, known_new: bool = False) -> Receipt:
-        """Apply one batch to the overlay, or raise and leave the overlay as it was.
+        """Apply one batch to the overlay, or raise and leave the overlay as it was."""
+        [outcome] = self.evaluate_all([batch], known_new=known_new)
+        if type(outcome) is Receipt:
+            return outcome
+        raise outcome  # type: ignore[misc]
 
-        `known_new` skips the look-up of the request id; the caller then finds out at the write that it was not new.
+    def evaluate_all(self, batches: list[Batch], *, known_new: bool = False) -> list[Receipt | BaseException]:
+        """Apply them to the overlay, one after the other; of one that is refused nothing is there, and its outcome says why.
+
+        `known_new` skips the look-up of the request ids; the caller then finds out at the write that one was not new.
         """
-        operations, conditions = batch.operations, batch.conditions
-        asks = not batch.fresh and batch.request_id is not None
-        if asks:
-            # A batch without operations is not written, and a generated id only when it is repeated.
-            known_new = known_new and bool(operations) and not is_generated(batch.request_id or "")
-            receipt = self._known(batch, known_new)
-            if receipt is not None:
-                return receipt
-        if len(operations) == 1 and not conditions and not self._due:
-            op = operations[0]
-            if type(op) is Put and (receipt := self._put_alone(batch, op)) is not None:
-                return receipt
+        outcomes: list[Receipt | BaseException] = []
+        writes, commits, entry_of, now = self.writes, self.commits, self._state.entry, self.now
+        for batch in batches:
+            operations, actor = batch.operations, batch.actor
+            asks, unsure = not batch.fresh and batch.request_id is not None, False
+            try:
+                if asks:
+                    # A batch without operations is not written, and a generated id only when it is repeated.
+                    unsure = known_new and bool(operations) and not is_generated(batch.request_id or "")
+                    if (receipt := self._known(batch, unsure)) is not None:
+                        outcomes.append(receipt)
+                        continue
+                # What is seen most often is written out, not called: this is where a busy store spends its time.
+                if len(operations) == 1 and not batch.conditions and not self._due and type(op := operations[0]) is Put:
+                    key, value, tag, size = op.key, op.value, op.tag, len(op.value)
+                    old = writes[key] if key in writes else entry_of(key)
+                    if size <= FEED_VALUE_BYTES_MAX and (old is None or old.expires_at is None or old.expires_at > now):
+                        self.revision = revision = self.revision + 1
+                        owner = actor if op.owner is None else op.owner
+                        expires_at = None if op.ttl_ms is None else now + op.ttl_ms
+                        created_at, was = (now, "") if old is None else (old.created_at, old.tag)
+                        writes[key] = new = Entry(key, value, revision, owner, created_at, now, expires_at, tag)
+                        if old is None or old.owner != owner or len(old.value) != size:
+                            self._account(old, new)
+                        if old is None or old.expires_at is not None or expires_at is not None:
+                            self.is_plain = False
+                        change = Change("put", key, True, value, size, owner, tag, was, expires_at)
+                        stored = Stored(revision, now, actor, [change], batch.request_id)
+                        commits.append(stored)
+                        if asks:
+                            self._requests[actor, batch.request_id] = stored  # type: ignore[index]
+                        outcomes.append(Receipt(revision, now, [None]))
+                        continue
+                outcomes.append(self._evaluate(batch, unsure))
+            except Error as exc:
+                outcomes.append(exc)
+        return outcomes
+
+    def _evaluate(self, batch: Batch, unsure: bool) -> Receipt:
+        """Any batch. It may have been answered before, if that is unsure."""
         step = _Step(self, batch)
         try:
-            for condition in conditions:
+            for condition in batch.conditions:
                 step.check(condition)
-            results = [step.perform(op) for op in operations]
+            results = [step.perform(op) for op in batch.operations]
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
-            if not asks or not known_new or (receipt := self._known(batch, False)) is None:
+            if not unsure or (receipt := self._known(batch, False)) is None:
                 raise
             return receipt
         return self._accept(step, results)
@@ -214,32 +249,6 @@ class Group:
                 self._told[stored.actor, stored.request_id] = stored
         self._told_upto = len(self.commits)
         return self._told.get(asked)
-
-    def _put_alone(self, batch: Batch, op: Put) -> Receipt | None:
-        """What a step does with the batch most often seen: one Put, no condition. None: it takes a step."""
-        key, value, now = op.key, op.value, self.now
-        old = self.writes[key] if key in self.writes else self._state.entry(key)
-        if len(value) > FEED_VALUE_BYTES_MAX or (
-            old is not None and old.expires_at is not None and old.expires_at <= now
-        ):
-            return None
-        # Written out, not called: this is where a busy store spends its time.
-        self.revision = revision = self.revision + 1
-        actor, tag, size = batch.actor, op.tag, len(value)
-        owner = actor if op.owner is None else op.owner
-        expires_at = None if op.ttl_ms is None else now + op.ttl_ms
-        created_at, was = (now, "") if old is None else (old.created_at, old.tag)
-        self.writes[key] = new = Entry(key, value, revision, owner, created_at, now, expires_at, tag)
-        if old is None or old.owner != owner or len(old.value) != size:
-            self._account(old, new)
-        if old is None or old.expires_at is not None or expires_at is not None:
-            self.is_plain = False
-        change = Change("put", key, True, value, size, owner, tag, was, expires_at)
-        stored = Stored(revision, now, actor, [change], batch.request_id)
-        self.commits.append(stored)
-        if not batch.fresh and batch.request_id is not None:
-            self._requests[actor, batch.request_id] = stored
-        return Receipt(revision, now, [None])
 
     def _accept(self, step: _Step, results: list[Result]) -> Receipt:
         if self._due or step.expired:

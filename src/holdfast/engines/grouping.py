@@ -22,14 +22,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
-from typing import Any, Final, TypeVar
+from itertools import repeat
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.engine import Batch, Receipt, Reply
+from holdfast.engine import Batch, Receipt
 from holdfast.errors import Unavailable
+from holdfast.offers import Replies, Reply
 
 T = TypeVar("T")
+Outcome: TypeAlias = "Receipt | BaseException | None"
 
 log = logging.getLogger("holdfast.grouping")
 
@@ -51,16 +54,20 @@ class Waiting(msgspec.Struct, eq=False):
     durability: str
     batch: Batch
     size: int
-    outcome: Receipt | BaseException | None = None
+    outcome: Outcome = None
     reply: Reply | None = None
-    """Of one who does not wait, and is told (`engine.Submits`)."""
+    """Of one who does not wait, and is told (`offers.Submits`)."""
     _loop: asyncio.AbstractEventLoop | None = None
     _asyncio_future_blocking: bool = False
     _wake: Callable[[Waiting], object] | None = None
     """Until it was called, or is about to be."""
     _context: Context | None = None
     _is_cancelled: bool = False
+    _why: object = None
+    """What was said when it was cancelled; there are those who know by it that it was them."""
     _is_answered: bool = False
+    count: int = 1
+    """Batches."""
 
     def __repr__(self) -> str:
         return f"<a batch that waits in {self.space!r}>"  # asyncio shows what a task waits for; values are nobody's business
@@ -81,19 +88,39 @@ class Waiting(msgspec.Struct, eq=False):
 
     def result(self) -> None:
         if self._is_cancelled:
-            raise asyncio.CancelledError
+            raise asyncio.CancelledError if self._why is None else asyncio.CancelledError(self._why)
 
     def cancel(self, msg: object = None) -> bool:
-        """The task is cancelled. False: it is being told what became of the batch."""
-        self._is_cancelled = self._wake is not None
+        """The task is cancelled. False: it is being told what became of the batch, or is cancelled already."""
+        if self._wake is None:
+            return False
+        self._is_cancelled, self._why = True, msg
         self.wake_later()
-        return self._is_cancelled
+        return True
 
     def wake_later(self) -> None:
         """Let the task go on, in a step of the loop."""
         wake, self._wake = self._wake, None
         if wake is not None:
             self._loop.call_soon(wake, self, context=self._context)  # type: ignore[union-attr]
+
+
+class Together(Waiting):
+    """Batches that were submitted together, all of them fresh: one place in the queue. `batch` is the first of them."""
+
+    batches: list[Batch] = []
+    outcomes: list[Receipt | BaseException] = []
+    replies: Replies | None = None
+
+
+def revise(items: list[Waiting], change: Callable[[Outcome, Batch], Receipt | BaseException]) -> None:
+    """Let each batch have another outcome than it had."""
+    for item in items:
+        if type(item) is Together:
+            olds = item.outcomes or repeat(None)  # it may not have come to any
+            item.outcomes = [change(old, batch) for old, batch in zip(olds, item.batches, strict=False)]
+        else:
+            item.outcome = change(item.outcome, item.batch)
 
 
 class CommitQueue:
@@ -122,10 +149,11 @@ class CommitQueue:
             items = self._items
             group = [items.popleft() for _ in range(min(len(items), GROUP_BATCHES_MAX))]
             size = sum([item.size for item in group])
-            if size > GROUP_BYTES_MAX or len({item.durability for item in group}) > 1:
-                count = _fitting(group)
-                items.extendleft(reversed(group[count:]))
-                del group[count:]
+            count = sum([item.count for item in group])
+            if size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX or len({item.durability for item in group}) > 1:
+                fitting = _fitting(group)
+                items.extendleft(reversed(group[fitting:]))
+                del group[fitting:]
                 size = sum([item.size for item in group])
             self._taken += size
         return [item for item in group if not item._is_cancelled]
@@ -135,18 +163,19 @@ class CommitQueue:
         refused: list[Waiting] = []
         while self._items:
             refused += self.take_group()
-        for item in refused:
-            item.outcome = Unavailable(reason)
+        revise(refused, lambda outcome, batch: Unavailable(reason))
         answer(refused)
 
 
 def _fitting(items: list[Waiting]) -> int:
     """How many of the first ones have one durability and not too many bytes together; one at least."""
-    size = 0
-    for count, item in enumerate(items):
+    size = count = 0
+    for place, item in enumerate(items):
         size += item.size
-        if count and (size > GROUP_BYTES_MAX or item.durability != items[0].durability):
-            return count
+        count += item.count
+        too_many = size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX
+        if place and (too_many or item.durability != items[0].durability):
+            return place
     return len(items)
 
 
@@ -159,6 +188,8 @@ def answer(items: list[Waiting]) -> None:
             item._is_answered = True
             if (reply := item.reply) is not None:
                 _tell(reply, item.outcome)
+            elif type(item) is Together:
+                _tell_all(item)
             elif in_task:
                 item.wake_later()
             elif (wake := item._wake) is not None:
@@ -167,7 +198,12 @@ def answer(items: list[Waiting]) -> None:
     finally:  # somebody ends the program; the others may yet be heard
         for item in left:
             item._is_answered = True
-            item.wake_later()
+            if item.reply is not None:
+                _tell(item.reply, item.outcome)
+            elif type(item) is Together:
+                _tell_all(item)
+            else:
+                item.wake_later()
 
 
 def _tell(reply: Reply, outcome: Receipt | BaseException | None) -> None:
@@ -178,6 +214,13 @@ def _tell(reply: Reply, outcome: Receipt | BaseException | None) -> None:
             reply.set_exception(outcome or Unavailable("the batch was not committed"))  # type: ignore[arg-type]
     except Exception:
         log.exception("somebody could not be told what became of a batch")
+
+
+def _tell_all(item: Together) -> None:
+    try:
+        item.replies.set_results(item.outcomes)  # type: ignore[union-attr]
+    except Exception:
+        log.exception("somebody could not be told what became of %d batches", item.count)
 
 
 class Turns:
@@ -241,7 +284,11 @@ class Turns:
         self._stepped_back_at = self._loop.time()
         self._alone = self._first if len(self.queue) == 1 else None
         self._first = None
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:  # somebody ends the program; others may clean up yet
+            self.ask()
+            raise
         if self.queue and self._later is None:  # else it is patient, or goes with those who are
             self.ask()
 

@@ -476,11 +476,9 @@ class Writer:
     def _evaluate(self, state: SpaceState, items: list[Waiting], now: int, *, known_new: bool) -> Group:
         state.begin(now)
         group = Group(state, now)
-        for item in items:
-            try:
-                item.outcome = group.evaluate(item.batch, known_new=known_new)
-            except Error as exc:
-                item.outcome = exc
+        outcomes = group.evaluate_all([item.batch for item in items], known_new=known_new)
+        for item, outcome in zip(items, outcomes, strict=True):
+            item.outcome = outcome
         return group
 
     def _is_volatile(self, state: SpaceState, items: list[Waiting]) -> bool:

@@ -38,7 +38,6 @@ from holdfast.engine import (
     Finding,
     Page,
     Receipt,
-    Reply,
     SpaceInfo,
     check_batch,
     check_durability,
@@ -48,7 +47,7 @@ from holdfast.engine import (
 from holdfast.engines import sqlite_doctor
 from holdfast.engines.bells import Bells
 from holdfast.engines.feed import follow
-from holdfast.engines.grouping import Waiting
+from holdfast.engines.grouping import Together, Waiting
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import ResidentFeed, Tail
@@ -57,6 +56,7 @@ from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
 from holdfast.engines.sqlite_rows import Execute
 from holdfast.errors import InvalidInput, Unavailable
+from holdfast.offers import Replies, Reply
 
 OnFailure = Callable[[str], None]
 
@@ -139,12 +139,29 @@ class ResidentEngine:
         return item.told()
 
     def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
-        """`commit` for a server (`engine.Submits`): no coroutine, no task."""
+        """`commit` for a server (`offers.Submits`): no coroutine, no task."""
         item = self._checked(space, batch, reply)
         if type(item) is Waiting:
             self._submit(item, patient)
         else:
             reply.set_result(item)  # type: ignore[arg-type]
+        return True
+
+    def submit_all(self, space: str, batches: list[Batch], replies: Replies) -> bool:
+        """`submit` of several, as one."""
+        home = self._spaces.get(space)
+        if home is None or self._closed or home.durability == "volatile":
+            return False
+        size = 0
+        try:
+            for batch in batches:
+                if not batch.fresh:
+                    return False
+                size += check_batch(batch)
+        except InvalidInput:
+            return False
+        item = Together(space, home.durability, batches[0], size, count=len(batches), batches=batches, replies=replies)
+        self._submit(item)
         return True
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
@@ -190,9 +207,11 @@ class ResidentEngine:
                 self._spaces[home.name] = home
             home.adopt(group, id, size)
             if group.commits:
-                self._tail.add(home.recent, group.commits, size)
                 bells = self._bells.get(home.name)
-                if bells is not None:
+                if bells is None:  # nobody watches: objects that are not kept are cheap
+                    home.recent.skip(group.commits[-1].version)
+                else:
+                    self._tail.add(home.recent, group.commits, size)
                     bells.ring(group.commits[0].version - 1, group.commits)
 
     def fail(self, reason: str) -> None:
@@ -234,7 +253,7 @@ class ResidentEngine:
         home = self._find(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        return follow(ResidentFeed(self, space, prefixes), prefixes, cursor, live)
+        return follow(ResidentFeed(self, space, prefixes, live=live), prefixes, cursor, live)
 
     def _find(self, space: str) -> ResidentSpace | None:
         self._check_usable()
@@ -245,7 +264,7 @@ class ResidentEngine:
         return self._find(space) or self._dropped.get(space)
 
     def bells(self, space: str) -> Bells:
-        """For a feed: where to wait. It is there for as long as somebody waits."""
+        """For a feed: where to wait. It is there for as long as somebody watches the space live."""
         bells = self._bells.get(space)
         if bells is None:
             bells = self._bells[space] = Bells()

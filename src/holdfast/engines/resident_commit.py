@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.engine import Batch, Receipt
 from holdfast.engines.evaluation import Group
-from holdfast.engines.grouping import Turns, Waiting, answer
+from holdfast.engines.grouping import Outcome, Together, Turns, Waiting, answer, revise
 from holdfast.engines.resident_file import Opened
 from holdfast.engines.resident_folding import FOLD_PAUSE_S, FOLD_S, Folding, Slice
 from holdfast.engines.resident_log import Log
@@ -214,9 +215,8 @@ class GroupCommit:
                 self._rollback()
                 done = self._evaluate(items, known_new=False)
         except BaseException as exc:  # whoever waits must hear of it
-            outcome = translate(self._path, exc) if isinstance(exc, apsw.Error) else exc
-            for item in items:
-                item.outcome = outcome
+            failure = translate(self._path, exc) if isinstance(exc, apsw.Error) else exc
+            revise(items, lambda outcome, batch: failure)
             self._folds = False
         if not done:
             self._rollback()
@@ -233,13 +233,16 @@ class GroupCommit:
                 home = self._keeping.home_of(space)
                 groups[space] = home, Group(home, now)
             home, group = groups[space]
-            try:
-                if home.durability == "volatile" and home.exists:  # made anew while the batch waited
-                    item.outcome = self._keeping.write_volatile(space, item.batch)
-                else:
+            if home.durability == "volatile" and home.exists:  # made anew while it waited
+                if known_new:  # the second time it is done already, and no rollback takes it back
+                    revise([item], partial(self._write_volatile, space))
+            elif type(item) is Together:
+                item.outcomes = group.evaluate_all(item.batches, known_new=known_new)
+            else:
+                try:
                     item.outcome = group.evaluate(item.batch, known_new=known_new)
-            except Error as exc:
-                item.outcome = exc
+                except Error as exc:
+                    item.outcome = exc
         written = [(home, group) for home, group in groups.values() if not group.empty]
         if not written:
             return []
@@ -254,6 +257,12 @@ class GroupCommit:
         if self._folds:
             self._slice = self.folding.write_slice(dict(written))
         return done
+
+    def _write_volatile(self, space: str, _: Outcome, batch: Batch) -> Receipt | Error:
+        try:
+            return self._keeping.write_volatile(space, batch)
+        except Error as exc:
+            return exc
 
     def _expect(self, items: list[Waiting]) -> None:
         """Requests that were sent before are searched together: after a crash there are many."""
@@ -296,13 +305,16 @@ class GroupCommit:
             return items
         self._folds = False
         verdict = self._judge(error)
-        for item in items:
+
+        def become(outcome: Outcome, batch: Batch) -> Error:
             if not isinstance(verdict, OutcomeUnknown):
-                item.outcome = verdict
-            elif isinstance(item.outcome, Receipt):
-                item.outcome = OutcomeUnknown(str(verdict), request_id=item.batch.request_id)
-            else:  # it was refused, on the strength of what may not have happened
-                item.outcome = Unavailable(f"the disk that holds {self._path} failed; nothing was changed")
+                return verdict
+            if isinstance(outcome, Receipt):
+                return OutcomeUnknown(str(verdict), request_id=batch.request_id)
+            # It was refused, on the strength of what may not have happened.
+            return Unavailable(f"the disk that holds {self._path} failed; nothing was changed")
+
+        revise(items, become)
         return items
 
     def _apply(self, done: list[Done]) -> None:

@@ -1,7 +1,7 @@
 """The feed of the resident engine: recent commits from memory, older ones from the file, and whom a commit wakes.
 
-`Tail` keeps the newest commits of all spaces together, bounded in bytes, so that whoever watches live never touches the
-file. A watcher that is further behind reads the file, up to the revision memory has reached: a commit is in the file a
+`Tail` keeps the newest commits of all spaces that somebody watches, bounded in bytes, so that whoever watches live never touches
+the file. A watcher that is further behind reads the file, up to the revision memory has reached: a commit is in the file a
 moment before memory shows it, and nobody may be told of what a read would not show yet.
 
 Who waits is woken when a commit touches its prefix (`bells.py`), and goes on from there, even if what came before is compacted by then.
@@ -38,6 +38,10 @@ class Recent:
         self.floor = floor
         self.commits: list[Stored] = []
 
+    def skip(self, revision: int) -> None:
+        """There were commits up to this one, and they are not kept."""
+        self.floor = revision
+
     def after(self, revision: int, limit: int) -> list[ChangeSet]:
         start = bisect_right(self.commits, revision, key=lambda commit: commit.version)
         return list(self.commits[start : start + limit])
@@ -67,17 +71,19 @@ class Tail:
             gone[recent] += count
             self.bytes -= each
         for recent, count in gone.items():
-            recent.floor = recent.commits[count - 1].version
+            recent.floor = max(recent.floor, recent.commits[count - 1].version)  # what followed may have been skipped
             del recent.commits[:count]
 
 
 class ResidentFeed:
     """`Feed` of one space for one watcher."""
 
-    def __init__(self, engine: ResidentEngine, space: str, prefixes: tuple[str, ...]) -> None:
+    def __init__(self, engine: ResidentEngine, space: str, prefixes: tuple[str, ...], *, live: bool) -> None:
         self._engine = engine
         self._space = space
         self._prefixes = prefixes
+        self._bells = engine.bells(space) if live else None
+        """As long as this is there, commits are kept in memory."""
         self._quiet_until = 0
         """Up to this revision nothing has touched the prefixes since this watcher last read."""
 
@@ -111,8 +117,7 @@ class ResidentFeed:
         if home is not None and home.revision > max(after, self._quiet_until):
             await asyncio.sleep(0)
             return
-        position = await self._engine.bells(self._space).wait(self._prefixes)
-        if position is not None:
+        if self._bells is not None and (position := await self._bells.wait(self._prefixes)) is not None:
             self._quiet_until = position
 
 

@@ -79,7 +79,7 @@ from holdfast.engines.sqlite_rows import (
     first_row,
     head_of,
 )
-from holdfast.errors import Error, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.errors import InvalidInput, OutcomeUnknown, Unavailable
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
@@ -326,16 +326,14 @@ class SqliteEngine:
                 for item in items:
                     item.outcome = _Moved()
                 continue
-            if len(items) > 1 or len(items[0].batch.operations) > 1:
-                batches = [item.batch for item in items]
+            batches = [item.batch for item in items]
+            if len(batches) > 1 or len(batches[0].operations) > 1:
                 state.prepare(batches)
                 state.expect(batches)
             group = Group(state, now)
-            for item in items:
-                try:
-                    item.outcome = group.evaluate(item.batch, known_new=known_new)
-                except Error as exc:
-                    item.outcome = exc
+            outcomes = group.evaluate_all(batches, known_new=known_new)
+            for item, outcome in zip(items, outcomes, strict=True):
+                item.outcome = outcome
             noted = [] if group.empty else self._rows.group(state, group, requests_are_new=known_new)
             done.append((state, group, noted))
         return done

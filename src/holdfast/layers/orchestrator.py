@@ -35,6 +35,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from holdfast.clock import sleep_or
@@ -395,7 +396,8 @@ class Orchestrator:
         if at_once and await self._decide_at_once(term, work, seen, version):
             return
         if work.complete:
-            await self._take(term, seen, version, [Present(entry.key) for entry in work.sent.values()])
+            enough = islice(work.sent.values(), seen.metadata.needed)  # of any agents, far more may have come
+            await self._take(term, seen, version, [Present(entry.key) for entry in enough])
         elif millis(seen.metadata.timeout_at) <= self._scope.clock.now_ms():
             await self._take(term, seen, version, timed_out=True)
 

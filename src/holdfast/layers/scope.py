@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Caches, Condition, Durability, Engine, Operation, Present, Receipt
+from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Present, Receipt
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 from holdfast.layers.session import Session
+from holdfast.offers import Caches
 
 if TYPE_CHECKING:
     from holdfast.layers.catalogue import Catalogue

@@ -1,7 +1,7 @@
 """The hot tier: an engine around a durable one that answers from memory, or from Redis, what it knows to be new enough.
 
 `get`, `scan` and `commit` are the durable engine's, so whoever uses the contract as it is gets what it promises. Who can do
-with less asks `get_seen` and `scan_seen` (`engine.Caches`), and says how much: the answer shows revision `seen` of the
+with less asks `get_seen` and `scan_seen` (`offers.Caches`), and says how much: the answer shows revision `seen` of the
 space, or a later one; with 0 it is at most as old as the tier's ttl.
 
 How it works. From the first such read on, the space's feed is followed by cursor, and `Followed` knows which names changed

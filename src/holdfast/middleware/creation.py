@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from holdfast.engine import Batch, Caches, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.engine import Batch, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
 from holdfast.middleware.snapshot import get_seeing
 from holdfast.middleware.wrapper import Wrapper
+from holdfast.offers import Caches
 
 
 class CreatedOnFirstUse(Wrapper):

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from holdfast.clock import Clock
-from holdfast.codec import check_json
+from holdfast.codec import check_all_json, check_json
 from holdfast.engine import (
     CONDITIONS_MAX,
     ID_DIGITS,
@@ -43,9 +43,7 @@ from holdfast.engine import (
     Push,
     Put,
     Receipt,
-    Reply,
     SpaceInfo,
-    Submits,
     check_batch,
     check_keys,
     check_scan,
@@ -55,10 +53,10 @@ from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaEx
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
 from holdfast.middleware.denials import Denial
-from holdfast.middleware.flights import Flight
+from holdfast.middleware.flights import Flight, Formation
 from holdfast.middleware.grants import Grant, grant_of
 from holdfast.middleware.messages import Misplaced
-from holdfast.middleware.quotas import Quotas
+from holdfast.middleware.quotas import Book, Quotas, Tally
 from holdfast.middleware.rates import Bucket, Rates
 from holdfast.middleware.rules import Rules
 from holdfast.middleware.verbs import (
@@ -74,6 +72,9 @@ from holdfast.middleware.verbs import (
     territory_under,
     written_for,
 )
+from holdfast.offers import Replies, Reply, Submits
+
+E = TypeVar("E", bound=Error)
 
 UNLIMITED: Final = 1 << 63
 """More than any bound, also one that was never read."""
@@ -163,7 +164,7 @@ class PolicedEngine:
         return receipt
 
     def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
-        """`commit` without a coroutine (`engine.Submits`), for what is sent most."""
+        """`commit` without a coroutine (`offers.Submits`), for what is sent most."""
         quick = self._quick
         if quick is None:
             return False
@@ -181,6 +182,36 @@ class PolicedEngine:
             flight.fail(exc)
             raise
         return True
+
+    def submit_all(self, space: str, batches: list[Batch], replies: Replies) -> bool:
+        """Puts of records, each as `_take_off` takes it, if there is room for all; otherwise each goes by itself."""
+        self._renew()
+        quick, tallies = self._quick, self._open_tallies(space)
+        if quick is None or tallies is None:
+            return False
+        amounts = [self._size_of_set(batch) for batch in batches]
+        if not all(amounts):
+            return False
+        book, account = tallies
+        amount, keys, bucket = sum(amounts), len(amounts), self._bucket
+        if book.base + book.begun + amount > self._bytes_max or account.base + account.begun + keys > self._keys_max:
+            return False
+        if bucket is not None and bucket.charge(keys, self._clock.now_ms()):
+            return False
+        formation = Formation(self._policy.quotas, book, account, amount, keys, amounts, replies)
+        went = False
+        try:
+            # Last: who is over its rate or its quota makes nobody read all it has sent.
+            check_all_json([batch.operations[0].value for batch in batches])  # type: ignore[union-attr]
+            went = quick.submit_all(space, batches, formation)
+        except InvalidInput:
+            pass  # whose value it is hears of it when each goes by itself
+        finally:
+            if not went:
+                formation.cancel()
+                if bucket is not None:
+                    bucket.give_back(keys)
+        return went
 
     def _take_place(self, space: str, batch: Batch, reply: Reply) -> Flight | None:
         """One Push or Delete in a line, what locks are made of: checked as any batch is, if nothing has to be waited for.
@@ -233,10 +264,37 @@ class PolicedEngine:
         """
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
+        amount, tallies = self._size_of_set(batch), self._open_tallies(space)
+        if not amount or tallies is None:
+            return None
+        book, account = tallies
+        if book.base + book.begun + amount > self._bytes_max or account.base + account.begun >= self._keys_max:
+            return None
+        put: Put = batch.operations[0]  # type: ignore[assignment]
+        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
+            self._refuse_rate(1, wait_ms, space, "Set", put.key)
+        check_json(put.value)
+        return Flight(self._policy.quotas, book, account, amount, 1, batch, reply)
+
+    def _open_tallies(self, space: str) -> tuple[Book, Tally] | None:
+        """What this agent's sets in its own space are charged to, if it may set and nobody goes alone there."""
+        book = self._books.get(space)
+        if (
+            book is None
+            or (account := book.accounts.get(self._agent)) is None
+            or not self._sets
+            or space != self._home
+            or book.gate is not None
+            or account.gate is not None
+        ):
+            return None
+        return book, account
+
+    def _size_of_set(self, batch: Batch) -> int:
+        """What a batch adds at most, if it is one Put of a record by this agent, and small enough; 0 if it is not."""
         operations = batch.operations
         if (
             len(operations) != 1
-            or not self._sets
             or type(op := operations[0]) is not Put
             or batch.conditions
             or op.owner is not None
@@ -245,26 +303,10 @@ class PolicedEngine:
             or not key.isascii()
             or type(op.value) is not bytes
             or batch.actor != self._agent
-            or space != self._home
+            or (size := len(op.value)) > self._value_max
         ):
-            return None
-        size = len(op.value)
-        book = self._books.get(space)
-        amount = size + len(key)
-        if (
-            book is None
-            or (account := book.accounts.get(self._agent)) is None
-            or size > self._value_max
-            or book.gate is not None
-            or account.gate is not None
-            or book.base + book.begun + amount > self._bytes_max
-            or account.base + account.begun >= self._keys_max
-        ):
-            return None
-        if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-            self._refuse_rate(1, wait_ms, space, "Set", key)
-        check_json(op.value)
-        return Flight(self._policy.quotas, book, account, amount, 1, batch, reply)
+            return 0
+        return size + len(key)
 
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""
@@ -315,7 +357,7 @@ class PolicedEngine:
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
         except QuotaExceeded as exc:
-            self._tell(exc, space, _verb_of(batch), _key_of(batch))
+            self._told(exc, space, _verb_of(batch), _key_of(batch))
             raise
         except Conflict as conflict:
             explained = self._explained(conflict, space, batch, conditions)
@@ -338,11 +380,11 @@ class PolicedEngine:
             return conflict
         key = conflict.key or ""
         denied = AccessDenied(_why_not_ours(conflict, key))
-        self._tell(denied, space, _verb_of(batch), key)
+        self._told(denied, space, _verb_of(batch), key)
         return denied
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
-        """`get` without a coroutine (`engine.Submits`), for one record."""
+        """`get` without a coroutine (`offers.Submits`), for one record."""
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
         if self._quick is None or not self._is_one_record(space, keys):
@@ -503,9 +545,7 @@ class PolicedEngine:
                 f"{self._agent!r} is over its rate of {per_second:g} operations a second; nothing was done. "
                 f"Try again in {wait_ms / 1000:g} s"
             )
-        refused = RateLimitExceeded(text, retry_after=wait_ms / 1000)
-        self._tell(refused, space, verb, key)
-        raise refused
+        raise self._told(RateLimitExceeded(text, retry_after=wait_ms / 1000), space, verb, key)
 
     def _deny_verb(self, space: str, verb: str, key: str) -> NoReturn:
         where = f" {shown(key)}" if key not in ("", "records/") else ""
@@ -518,12 +558,12 @@ class PolicedEngine:
         self._deny(space, verb, key, f"{self._agent!r} may not do that:{what}. Ask whoever keeps the rules")
 
     def _deny(self, space: str, verb: str, key: str, reason: str) -> NoReturn:
-        denied = AccessDenied(reason)
-        self._tell(denied, space, verb, key)
-        raise denied
+        raise self._told(AccessDenied(reason), space, verb, key)
 
-    def _tell(self, error: Error, space: str, verb: str, key: str) -> None:
+    def _told(self, error: E, space: str, verb: str, key: str) -> E:
+        """The same error, of which somebody was told. Who raises it has no name for it, so that it is freed with its traceback."""
         self._policy.tell(Denial(self.identity, space, verb, key, error.code, str(error)))
+        return error
 
 
 def _verb_of(batch: Batch) -> str:

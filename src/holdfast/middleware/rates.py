@@ -60,6 +60,10 @@ class Bucket:
             self._rates.keep(self)
         return 0
 
+    def give_back(self, tokens: int) -> None:
+        """They were taken, and what they were for was not done."""
+        self._owed = max(self._owed - tokens * self.unit, 0)
+
     def settled(self, now_ms: int) -> bool:
         """Whether it is full again."""
         return self._owed <= (now_ms - self.at_ms) * self.per_ms

@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from holdfast.engine import Batch, Engine, Page, Receipt, Submits
+from holdfast.engine import Batch, Engine, Page, Receipt
 from holdfast.errors import (
     AuthenticationFailed,
     Error,
@@ -25,13 +26,23 @@ from holdfast.errors import (
 )
 from holdfast.identity import Identity
 from holdfast.ids import is_generated
-from holdfast.server.requests import UNREPEATABLE, WORK, Answer, Work, fitting, id_in, unexpected
+from holdfast.offers import Submits
+from holdfast.server.requests import (
+    UNREPEATABLE,
+    WORK,
+    Answer,
+    Answers,
+    Unreadable,
+    Work,
+    fitting,
+    understood,
+    unexpected,
+)
 from holdfast.server.watches import Watches
 from holdfast.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
     REPLY_BYTES_MAX,
-    UNREADABLE,
     Cancel,
     Commit,
     Committed,
@@ -47,7 +58,6 @@ from holdfast.wire import (
     Scanned,
     Watch,
     Welcome,
-    decode_request,
     failed,
     frame,
 )
@@ -71,6 +81,9 @@ CLIENT_ID_MAX: Final = 64
 INDEXED: Final = "~"
 """Added to an id that the library made, where it has to be indexed."""
 
+_NOTHING_TOLD: Final = [None]
+"""The results of a Put."""
+
 log = logging.getLogger("holdfast.server")
 
 
@@ -82,8 +95,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport
-        self._bodies: deque[bytes] = deque()
-        """Frames that have come and were not looked at."""
+        self._requests: deque[Request | Unreadable] = deque()
+        """What has come and was not begun."""
         self._began = 0.0
         """When the requests that are being read began."""
         self._out: list[bytes] = []
@@ -111,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.watches = Watches(self)
+        self.watches = Watches()
         self.in_flight = 0
         self._behind = 0
         """Commits that are tasks: what comes after them must not overtake them."""
@@ -192,7 +205,7 @@ class Connection(asyncio.Protocol):
 
     def _read(self) -> None:
         """Start every request that has come, up to what may be in flight."""
-        limit, left, bodies = self.port.limits.in_flight, TURN_FRAMES, self._bodies
+        limit, left, singly, requests = self.port.limits.in_flight, TURN_FRAMES, 0, self._requests
         self._began = self._loop.time()
         try:
             while not self._paused and not self._closed:
@@ -203,20 +216,23 @@ class Connection(asyncio.Protocol):
                     self.hold()
                     self._loop.call_soon(self.let_go)
                     return
-                if not bodies:
-                    bodies.extend(self._frames.take(1 if self.identity is None else left))
-                    if not bodies:
+                if not requests:
+                    requests.extend(understood(self._frames.take(1 if self.identity is None else left)))
+                    if not requests:
                         return
+                if singly <= 0 and len(requests) > 1 and self._at_once is not None and type(requests[0]) is Commit:
+                    together, tried = self._commit_all(self._at_once, min(left, limit - self.in_flight))
+                    if together:
+                        left -= together
+                        continue
+                    singly = tried
                 left -= 1
-                body = bodies.popleft()
-                try:
-                    message = decode_request(body)
-                except UNREADABLE as exc:
-                    id = None if self.identity is None else id_in(body)
-                    self._send_failure(id, InvalidInput(f"the message cannot be understood: {exc}"))
-                    continue
+                singly -= 1
+                message = requests.popleft()
                 if type(message) is Commit and self._at_once is not None:  # what is sent most
                     self._commit(self._at_once, message)
+                elif isinstance(message, Unreadable):
+                    self._send_failure(None if self.identity is None else message.id, InvalidInput(message.reason))
                 elif self.identity is None:
                     self._hello(message)
                 else:
@@ -229,7 +245,7 @@ class Connection(asyncio.Protocol):
 
     def _request(self, message: Request) -> None:
         if isinstance(message, Watch):
-            self.watches.begin(message)
+            self.watches.begin(self, message)
         elif isinstance(message, Grant):
             self.watches.grant(message)
         elif isinstance(message, Cancel):
@@ -263,6 +279,21 @@ class Connection(asyncio.Protocol):
         self._done.append(id)
         self._receipts.append(receipt)
         self._begun[began] = self._begun.get(began, 0) + 1
+
+    def all_committed(self, ids: list[int], outcomes: list[Receipt | BaseException], began: float) -> None:
+        """Commits that went together were done, or refused."""
+        if all([type(each) is Receipt and each.results == _NOTHING_TOLD for each in outcomes]):  # noqa: C419 - it is quicker
+            if not self._done:
+                self._loop.call_soon(self._flush)
+            self._done += ids
+            self._receipts += cast(list[Receipt], outcomes)
+            self._begun[began] = self._begun.get(began, 0) + len(ids)
+            return
+        for id, outcome in zip(ids, outcomes, strict=True):
+            if isinstance(outcome, Receipt):
+                self.committed(id, outcome, began)
+            else:
+                Answer(self, id, began).set_exception(outcome)
 
     def _answer_commits(self) -> None:
         done, receipts, begun, now = self._done, self._receipts, self._begun, self._loop.time()
@@ -420,6 +451,27 @@ class Connection(asyncio.Protocol):
             self.observed("commit", exc.code, began)
         except Exception as exc:
             self._failed_inside("commit", message.id, exc)
+
+    def _commit_all(self, engine: Submits, most: int) -> tuple[int, int]:
+        """The next commits, at most so many, as one; how many went, and how many go one by one because they could not."""
+        port, first, run = self.port, cast(Commit, self._requests[0]), []
+        for message in islice(self._requests, most):
+            if type(message) is not Commit or message.space != first.space:
+                break
+            batch = message.batch
+            if not batch.fresh or not is_generated(batch.request_id or ""):
+                break
+            run.append(message)
+        count = len(run)
+        if count < 2 or self._behind or port.closing is not None or not port.sole_owner:
+            return 0, count
+        replies = Answers(self, [message.id for message in run], self._began)
+        if not engine.submit_all(first.space, [message.batch for message in run], replies):
+            return 0, count
+        self.in_flight += count
+        for _ in run:
+            self._requests.popleft()
+        return count, count
 
     def _commit_aside(self, message: Commit) -> None:
         self._behind += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -12,6 +13,7 @@ from holdfast.engine import Engine, Entry, Receipt
 from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
     PAGE_BYTES_MAX,
+    UNREADABLE,
     BackedUp,
     Backup,
     Commit,
@@ -29,10 +31,12 @@ from holdfast.wire import (
     Piece,
     Ping,
     ReadBackup,
+    Request,
     Scan,
     Scanned,
     SpaceInfos,
     Spaces,
+    decode_request,
     failed,
 )
 
@@ -167,6 +171,28 @@ def id_in(body: bytes) -> int | None:
     return int.from_bytes(body[at + 1 : at + 1 + size], "big") or None
 
 
+class Unreadable(NamedTuple):
+    """A message that cannot be understood, by its id if that can be found, and why."""
+
+    id: int | None
+    reason: str
+
+
+def understood(bodies: list[bytes]) -> list[Request | Unreadable]:
+    """The messages in frames."""
+    with contextlib.suppress(*UNREADABLE):
+        return [decode_request(body) for body in bodies]
+    return [_understood(body) for body in bodies]
+
+
+def _understood(body: bytes) -> Request | Unreadable:
+    try:
+        message: Request = decode_request(body)
+    except UNREADABLE as exc:
+        return Unreadable(id_in(body), f"the message cannot be understood: {exc}")
+    return message
+
+
 class Asker(Protocol):
     """The connection a request came from."""
 
@@ -174,11 +200,13 @@ class Asker(Protocol):
 
     def committed(self, id: int, receipt: Receipt, began: float) -> None: ...
 
+    def all_committed(self, ids: list[int], outcomes: list[Receipt | BaseException], began: float) -> None: ...
+
     def observed(self, op: str, outcome: str, began: float) -> None: ...
 
 
 class Answer(msgspec.Struct, eq=False):
-    """Whom to answer when a commit is done (`engine.Reply`)."""
+    """Whom to answer when a commit is done (`offers.Reply`)."""
 
     connection: Asker
     id: int
@@ -194,3 +222,14 @@ class Answer(msgspec.Struct, eq=False):
             error = unexpected("commit", error)
         connection.send(failed(self.id, error))
         connection.observed("commit", error.code, self.began)
+
+
+class Answers(msgspec.Struct, eq=False):
+    """Whom to answer when commits that came together are done (`offers.Replies`)."""
+
+    connection: Asker
+    ids: list[int]
+    began: float
+
+    def set_results(self, outcomes: list[Receipt | BaseException]) -> None:
+        self.connection.all_committed(self.ids, outcomes, self.began)

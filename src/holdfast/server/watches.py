@@ -35,17 +35,19 @@ class _State:
 
 
 class Watches:
-    """All watches of a connection, by the id of their request."""
+    """All watches of a connection, by the id of their request.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    It does not know the connection, which is named in each call: so one that ends is freed at once, and a flood of them takes no room.
+    """
+
+    def __init__(self) -> None:
         self._states: dict[int, _State] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def begin(self, message: Watch) -> None:
-        port, connection = self._connection.port, self._connection
+    def begin(self, connection: Connection, message: Watch) -> None:
+        port = connection.port
         if message.id in self._states:
             raise InvalidInput(f"request {message.id} is under way already")
         if port.closing is not None:
@@ -57,7 +59,7 @@ class Watches:
         state = self._states[message.id] = _State(message.granted)
         if message.cursor is None:
             connection.hold()  # it begins before whatever this connection sends after it
-        state.task = asyncio.get_running_loop().create_task(self._follow(message, state))
+        state.task = asyncio.get_running_loop().create_task(self._follow(connection, message, state))
 
     def grant(self, message: Grant) -> None:
         state = self._states.get(message.id)
@@ -76,10 +78,10 @@ class Watches:
                 state.task.cancel()
         self._states.clear()
 
-    async def _follow(self, message: Watch, state: _State) -> None:
-        connection, id, outcome = self._connection, message.id, "ok"
+    async def _follow(self, connection: Connection, message: Watch, state: _State) -> None:
+        id, outcome = message.id, "ok"
         try:
-            await self._tell(message, state)
+            await _tell(connection, message, state)
             connection.send(Done(id))
         except Error as exc:
             outcome = exc.code
@@ -91,33 +93,35 @@ class Watches:
         finally:
             if self._states.get(id) is state:
                 del self._states[id]
+            state.task = None
             connection.port.observe("watch", outcome, 0.0)
 
-    async def _tell(self, message: Watch, state: _State) -> None:
-        cursor, guessed = message.cursor, False
-        if cursor is None:
-            try:
-                found = await self._connection.engine.spaces(message.space)
-            finally:
-                self._connection.let_go()
-            guessed = not found  # a space that is not there begins at 0, unless there was one of that name
-            cursor = cursor_at(found[0].revision if found else 0)
-        self._connection.send(Watching(message.id, cursor))
-        try:
-            await self._pass_on(message, state, cursor)
-        except Compacted:
-            if not guessed:
-                raise
-            await self._pass_on(message, state, None)
 
-    async def _pass_on(self, message: Watch, state: _State, cursor: str | None) -> None:
-        connection = self._connection
-        commits = connection.engine.watch(message.space, *message.prefixes, cursor=cursor, live=message.live)
-        async for commit in commits:
-            while state.granted <= 0:
-                state.more.clear()
-                await state.more.wait()
-            await connection.writable()
-            data = frame(Changes(message.id, [commit]))
-            state.granted -= len(data)
-            connection.write(data)
+async def _tell(connection: Connection, message: Watch, state: _State) -> None:
+    cursor, guessed = message.cursor, False
+    if cursor is None:
+        try:
+            found = await connection.engine.spaces(message.space)
+        finally:
+            connection.let_go()
+        guessed = not found  # a space that is not there begins at 0, unless there was one of that name
+        cursor = cursor_at(found[0].revision if found else 0)
+    connection.send(Watching(message.id, cursor))
+    try:
+        await _pass_on(connection, message, state, cursor)
+    except Compacted:
+        if not guessed:
+            raise
+        await _pass_on(connection, message, state, None)
+
+
+async def _pass_on(connection: Connection, message: Watch, state: _State, cursor: str | None) -> None:
+    commits = connection.engine.watch(message.space, *message.prefixes, cursor=cursor, live=message.live)
+    async for commit in commits:
+        while state.granted <= 0:
+            state.more.clear()
+            await state.more.wait()
+        await connection.writable()
+        data = frame(Changes(message.id, [commit]))
+        state.granted -= len(data)
+        connection.write(data)

@@ -46,7 +46,7 @@ class Waiting:
         if not self._waits and not self._deadlines:
             return None
         times = [wait.until for wait, *_ in self._waits.values() if wait.until is not None]
-        times += [deadline.at for deadline in self._deadlines]
+        times += [deadline.at for deadline in self._deadlines if not deadline.passed]  # that may take a while to end
         return min(times, default=None)
 
     # --- for the code ---

@@ -132,6 +132,8 @@ class Worker:
         self._options = Options(lease_ms, "release", "release", "release")
         self._queues: dict[str, Queue] = {}
         self._runs: dict[str, Run] = {}
+        self._coming: dict[str, bool] = {}
+        """Executions that are about to run here, and whether something was sent to them since that is known."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[Message] = set()
         """What has a place."""
@@ -306,6 +308,7 @@ class Worker:
         self, queue: Queue, work: Work, message: Message, what: Described, written: asyncio.Future[Receipt]
     ) -> None:
         """Get an execution that somebody here is about to start."""
+        self._coming.setdefault(what[0].id, False)
         self._begin(message, work(message, Started(*what, written)))
         if self._free <= 0 and (served := queue.served) is not None:
             served.call_off()
@@ -392,6 +395,8 @@ class Worker:
         except Error as exc:
             log.warning("execution %s is given back: %s", id, exc)
             await message.give_back(delay=RETRY_MS / 1000)
+        finally:
+            self._coming.pop(id or "", None)
 
     async def _run(self, definition: Definition, message: Message, id: str, started: Started | None = None) -> bool:
         """Run it as far as it goes; False when the message is not needed.
@@ -407,6 +412,7 @@ class Worker:
                 return await self._run_started(definition, message, started)
             await started.written
         while True:
+            self._coming.setdefault(id, False)
             entry, described, inbox = await self._read(id)
             if entry is None or described is None:
                 return False
@@ -452,6 +458,8 @@ class Worker:
     def _running(self, run: Run) -> Iterator[None]:
         id = run.meta.id
         self._runs[id] = run
+        if self._coming.pop(id, True):  # what came before it was here; or nobody looked
+            run.mailed()
         try:
             yield
         finally:
@@ -509,6 +517,8 @@ class Worker:
                         run = self._runs.get(id)
                         if run is not None:
                             run.mailed()
+                        elif id in self._coming:
+                            self._coming[id] = True
                         if self._service.doing(id):
                             await self._service.mailed(id)
             except Error as exc:
@@ -519,6 +529,7 @@ class Worker:
                         cursor = cursor_at(await self._now())
                     except Error:
                         continue
+                self._coming = dict.fromkeys(self._coming, True)
                 for run in self._runs.values():
                     run.mailed()
                 await self._look_at_steps()

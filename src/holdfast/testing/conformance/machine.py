@@ -55,7 +55,7 @@ from holdfast.testing.conformance.subject import EngineFactory, Subject
 T = TypeVar("T")
 
 STEPS: Final = 30
-SOAK_FACTOR: Final = 50
+SOAK_FACTOR: Final = 100
 SOAK_STEPS: Final = 80
 
 SPACES: Final = ("one", "two")

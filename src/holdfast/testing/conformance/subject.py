@@ -69,7 +69,7 @@ class EngineFactory:
     capabilities: Capabilities
     new_clock: Callable[[], ManualClock] = ManualClock
     """For an engine whose time is another process's: a clock that it shares."""
-    histories: int = 40
+    histories: int = 20
     """How many random histories are compared with the memory engine's; fewer where each costs much, and where the same
     engine is compared elsewhere. HOLDFAST_SOAK=1 takes many times that."""
 
