@@ -10,6 +10,7 @@ READY := $(VENV)/.ready
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 
 SUITE := $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --dist worksteal --durations=20
+FAILED := $(VENV)/.failed
 TIMED := tests/examples tests/faults tests/manager tests/processes
 
 .DEFAULT_GOAL := help
@@ -28,7 +29,9 @@ demo: setup ## a day at a research desk: agents, workflow, conflict, decision, t
 
 # Most tests wait for disks and servers as much as they compute, so three at a time. Those about processes, where time counts, two.
 test: ready ## everything that must hold before a change is merged: the static checks, then the whole suite
-	@failed=0; $(SUITE) -n 3 $(addprefix --ignore=,$(TIMED)) || failed=1; $(SUITE) -n 2 $(TIMED) || failed=1; exit $$failed
+	@rm -f $(FAILED); failed=0; export HOLDFAST_FAILED=$(FAILED); \
+	$(SUITE) -n 3 $(addprefix --ignore=,$(TIMED)) || failed=1; $(SUITE) -n 2 $(TIMED) || failed=1; \
+	if [ -e $(FAILED) ]; then echo "what failed:"; cat $(FAILED); fi; exit $$failed
 
 check: setup lint types imports ## the static part: lint, format, types, and which module may import which
 	@echo "check: lint, format, types and imports are in order"
