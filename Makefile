@@ -1,8 +1,5 @@
 # Everything happens in .venv, which is made from pyproject.toml on first use and again when that file changes.
-# `make help` lists what there is.
-
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# `make help` lists what there is. `make PYTHON=/path/to/python` names the Python to make it with.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,12 +62,12 @@ tools:
 
 # A Python without ensurepip (Debian splits it off) still makes an environment, with the pip it has beside it.
 $(READY): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Holdfast needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/pip || { \
-		echo "making $(VENV) with $$($(PYTHON) --version)"; \
-		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
-			$(PYTHON) -m venv --clear --without-pip $(VENV) && \
-			$(PYTHON) -m pip --python $(BIN)/python install $(PIP_QUIET) pip; }; }
+		python="$(PYTHON)"; python=$${python:-$$(scripts/choose-python)} || exit 1; \
+		echo "making $(VENV) with $$($$python --version), $$python"; \
+		$$python -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+			$$python -m venv --clear --without-pip $(VENV) && \
+			$$python -m pip --python $(BIN)/python install $(PIP_QUIET) pip; }; }
 	@echo "installing Holdfast and its tools into $(VENV)"
 	@scripts/python-packages dev
 	@touch $@
