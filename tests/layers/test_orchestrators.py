@@ -632,10 +632,40 @@ async def test_one_that_lost_its_lease_after_it_had_published_does_not_publish_a
     await send_both(store, "c-1")
     orchestrator = robbed.orchestrator(on_decision=lambda each: calls.append(each.id))
     async with running(orchestrator):
-        while await keys(desk, OUTBOX) or not calls:
+        while await keys(desk, OUTBOX) or not calls or orchestrator._told:  # it hears of its note after the store has it
             await asyncio.sleep(0.01)
             clock.advance("1s")
     assert (len(calls), engine.failures) == (1, 0)
+
+
+class Silent(Forgetful):
+    """An engine that takes the first publication out of the outbox and never says so."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.done = asyncio.Event()
+
+    async def commit(self, space: str, batch: Batch) -> Receipt:
+        try:
+            return await super().commit(space, batch)
+        except Unavailable:
+            await self.inner.commit(space, batch)
+            self.done.set()
+            return await asyncio.Future()
+
+
+async def test_a_publication_whose_note_was_cancelled_and_written_all_the_same_is_forgotten(
+    store: Store, desk: Space
+) -> None:
+    engine = Silent(desk._scope.engine)
+    silent = Space(replace(desk._scope, engine=engine), desk._blob_folder, desk._coordination)
+    calls: list[str] = []
+    await desk.correlation("c-1", expect=BOTH)
+    await send_both(store, "c-1")
+    orchestrator = silent.orchestrator(on_decision=lambda each: calls.append(each.id))
+    async with running(orchestrator):
+        await soon(engine.done.wait())
+    assert len(calls) == 1
     assert orchestrator._told == {}
 
 

@@ -524,17 +524,23 @@ class Orchestrator:
             except BaseException as exc:
                 gone = [work for work in noted if isinstance(exc, Conflict) and exc.key == OUTBOX + work.corr_id]
                 term.unnoted += [work for work in noted if work not in gone]
-                for work in gone:  # somebody else took it out, or put another there
+                for work in gone:  # somebody took it out, or put another there; or this was cancelled and done all the same
                     term.agenda.published(work)
+                    if isinstance(exc, Conflict) and exc.actual is None:
+                        self._forget(work)
                 if not gone:
                     raise
             else:
                 term.agenda.took(self._scope.clock.now_ms() - began)
                 for work in noted:
                     term.agenda.published(work, receipt.version)
-                    if work.decision is not None:
-                        self._told.pop(work.decision.id, None)
+                    self._forget(work)
                 return receipt
+
+    def _forget(self, work: ToPublish) -> None:
+        """It is out of the outbox: nobody will be asked to publish it again."""
+        if work.decision is not None:
+            self._told.pop(work.decision.id, None)
 
     async def _note_soon(self, term: Term) -> None:
         """Take out of the outbox what no other commit has taken out by then."""
