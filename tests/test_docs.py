@@ -2,8 +2,8 @@
 
 The ```python blocks of a page run one after the other in one namespace, in an empty folder; `await` may stand at the top
 level. An ```output block is what the python block before it printed. In a ```console block the lines after `$ ` are run
-and the others are their output. A ```yaml block is written to keeper.yaml. In output, … stands for anything within a
-line, or alone on a line for any lines.
+and the others are their output; what the blocks before it have begun goes on meanwhile. A ```yaml block is written to
+keeper.yaml. In output, … stands for anything within a line, or alone on a line for any lines.
 
 `docs/reference/cli.md` is made from the command line's own help: `python -m tests.test_docs` writes it anew.
 """
@@ -93,7 +93,7 @@ class Page:
                 elif block.language == "output":
                     check_output(where, block.text, self._printed)
                 elif block.language == "console":
-                    self._console(where, block.text)
+                    self._console(where, block.text, runner)
                 elif block.language == "yaml":
                     Path("keeper.yaml").write_text(block.text)
 
@@ -112,7 +112,7 @@ class Page:
                 exec(code, self._namespace)
         self._printed = printed.getvalue()
 
-    def _console(self, where: str, text: str) -> None:
+    def _console(self, where: str, text: str, runner: asyncio.Runner) -> None:
         commands = re.split(r"^\$ ", text, flags=re.MULTILINE)
         assert not commands[0], f"{where}: begins with output"
         for command in commands[1:]:
@@ -120,7 +120,8 @@ class Page:
             assert line.startswith("holdfast "), f"{where}: {line} is not run by the tests"
             environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
             environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
-            done = subprocess.run(
+            running = asyncio.to_thread(  # a worker of the page lives on: it keeps its leases, however long this takes
+                subprocess.run,
                 line,
                 shell=True,
                 env=environment,
@@ -130,7 +131,7 @@ class Page:
                 text=True,
                 timeout=COMMAND_S_MAX,
             )
-            check_output(f"{where}: {line}", shown, done.stdout)
+            check_output(f"{where}: {line}", shown, runner.run(running).stdout)
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
@@ -155,6 +156,17 @@ def test_a_page_that_shows_something_else_is_seen(text: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises((AssertionError, NameError)):
         Page("page.md").run(text)
+
+
+def test_what_a_page_has_begun_goes_on_while_a_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Page("page.md").run(
+        "```python\nimport holdfast\n@holdfast.workflow\nasync def double(ctx, n):\n    return 2 * n\n"
+        "store = await holdfast.open('team.db')\n"
+        "worker = await store.space('default').workflows.worker([double]).__aenter__()\n```\n"
+        "```console\n$ holdfast --store team.db workflow start double 21 --wait 30s\n…\n42\n```\n"
+        "```python\nawait worker.stop()\nawait store.close()\n```\n"
+    )
 
 
 def test_dots_stand_for_what_differs() -> None:

@@ -20,6 +20,8 @@ import pytest
 import holdfast
 from holdfast import Context, ExecutionView, step, workflow
 from holdfast.cli import timeline
+from holdfast.cli import workflows as commands
+from holdfast.cli.session import Session
 from holdfast.cli.worker import workflows_in
 from holdfast.errors import InvalidInput
 from tests.cli.conftest import COMMAND, Cli
@@ -360,6 +362,23 @@ def test_a_timeline_shows_when_each_step_ran_and_folds_many_tasks() -> None:
     assert bars[5].strip() == "░░░"
     assert lines[6].endswith("child x.b")
     assert lines[7].endswith("has until 2026-11-16T07:01:00.000Z")
+
+
+async def test_steps_that_began_in_the_same_millisecond_are_drawn_in_the_order_of_the_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("holdfast.cli.output.json_line", told.append)
+    store = await holdfast.open("memory:", clock=holdfast.ManualClock())
+    workflows = store.space("default", agent="desk").workflows
+    async with workflows.worker([Research]):
+        handle = await workflows.start(Research, {"symbol": "MSFT"})
+        await handle.result("30s")
+    await commands._show(Session(json=True), workflows, handle, await handle.status())
+    await store.close()
+    rows = told[0]["timeline"]
+    assert len({row["started_at"] for row in rows}) == 1
+    assert [row["name"] for row in rows] == ["fetch", "analyse", "report"]
 
 
 def test_durations_are_short() -> None:

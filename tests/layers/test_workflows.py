@@ -105,6 +105,28 @@ async def test_a_class_of_steps_runs_each_after_those_it_needs(boss: Space, host
     assert sorted(state["processed_files"]) == [f"MSFT-{n}" for n in range(5)]
 
 
+async def test_steps_are_told_by_path_or_in_the_order_of_the_calls(boss: Space, hosts: Hosts) -> None:
+    async def branch(ctx: Context, name: str) -> None:
+        await ctx.step(f"{name}-first", add_one, 1)
+        await ctx.step("again", add_one, 1)
+
+    @workflow
+    async def many(ctx: Context) -> None:
+        await ctx.step("z", add_one, 1)
+        await ctx.map("m", add_one, range(11))
+        await ctx.gather(branch(ctx, "y"), branch(ctx, "x"))
+        await ctx.step("a", add_one, 1)
+
+    await hosts.start(many)
+    handle = await boss.workflows.start(many)
+    await soon(handle.result())
+    items = [f"m#0/{number}" for number in range(11)]
+    branches = [f"gather#0/{path}#0" for path in ("0/y-first", "0/again", "1/x-first", "1/again")]
+    called = ["z#0", *items, *branches, "a#0"]
+    assert list(await handle.steps(as_called=True)) == called
+    assert list(await handle.steps()) == sorted(called)
+
+
 async def test_starting_again_under_the_same_id_gives_the_same_execution(boss: Space, hosts: Hosts) -> None:
     first = await boss.workflows.start(three_steps, 1, id="same")
     second = await boss.workflows.start(three_steps, 100, id="same")

@@ -58,18 +58,16 @@ class Row(msgspec.Struct):
 
 
 def rows_of(steps: Steps) -> list[Row]:
-    """What is drawn, in the order in which it began."""
+    """What is drawn, in the order in which it began; what began in the same millisecond as it is given."""
     shown = {path: step for path, step in steps.items() if step["kind"] not in HIDDEN and path[0] != "~"}
-    maps: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    rows: list[Row] = []
+    drawn: dict[tuple[str, bool], list[tuple[str, dict[str, Any]]]] = {}
     for path, step in shown.items():
-        if step["kind"] == "item":
-            maps.setdefault(path.rpartition("/")[0], []).append((path, step))
-        else:
-            rows.append(_row(path, step))
-    for root, tasks in maps.items():
+        is_item = step["kind"] == "item"
+        drawn.setdefault((path.rpartition("/")[0] if is_item else path, is_item), []).append((path, step))
+    rows: list[Row] = []
+    for (root, _), tasks in drawn.items():
         rows += [_folded(root, tasks)] if len(tasks) >= FOLDED_MIN else [_row(*task) for task in tasks]
-    return sorted(rows, key=lambda row: (row.started_at is None, row.started_at or 0, row.path))
+    return sorted(rows, key=lambda row: (row.started_at is None, row.started_at or 0))
 
 
 def _row(path: str, step: dict[str, Any]) -> Row:

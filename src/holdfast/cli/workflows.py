@@ -122,7 +122,7 @@ async def show(
 
 
 async def _show(session: Session, workflows: Workflows, handle: ExecutionHandle, view: ExecutionView) -> None:
-    steps, state = await handle.steps(results=session.json), await handle.state()
+    steps, state = await handle.steps(results=session.json, as_called=True), await handle.state()
     result = await handle.result(0) if view.status == "completed" else None
     served = view.ended_at is not None or await workflows.is_served(view.name)
     if not session.json:

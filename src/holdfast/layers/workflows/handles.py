@@ -71,6 +71,7 @@ from holdfast.layers.workflows.known import is_served, known
 from holdfast.layers.workflows.outside import Outside
 from holdfast.layers.workflows.reading import every, journal_of, log_of, standing_of, state_of
 from holdfast.layers.workflows.retrying import retry_execution
+from holdfast.layers.workflows.rewinding import in_order
 from holdfast.layers.workflows.schedules import Schedules
 from holdfast.layers.workflows.sending import send
 from holdfast.layers.workflows.starting import meta_by_name, meta_for, start_execution
@@ -177,9 +178,15 @@ class ExecutionHandle:
         await retry_execution(self._scope, self._workflows._queue_of, self.id, from_step)
         self._started = None  # the feed may still tell of the end that was before
 
-    async def steps(self, *, results: bool = True) -> dict[str, dict[str, Any]]:
-        """What is recorded of each of its steps, by path; their results too, unless told otherwise."""
-        records, _ = await journal_of(self._scope, self.id)
+    async def steps(self, *, results: bool = True, as_called: bool = False) -> dict[str, dict[str, Any]]:
+        """What is recorded of each of its steps, by path; their results too, unless told otherwise.
+
+        They are sorted by path; if they are wanted `as_called`, by the order in which the code makes the calls.
+        """
+        records, events = await journal_of(self._scope, self.id)
+        if as_called:
+            [described] = await self._scope.engine.get(self._scope.space, [meta_key(self.id)])
+            records = in_order(records, events, [] if described is None else meta_of(described).config.get("steps", []))
         found: dict[str, dict[str, Any]] = {}
         for path, record in records.items():
             found[path] = await self._workflows._shown(record, results)
