@@ -20,6 +20,8 @@ from holdfast.engine import Engine
 from holdfast.engines.registry import open_engine
 from holdfast.errors import AuthenticationFailed
 from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.middleware.policy import Policy
+from holdfast.middleware.rules import Rules
 from holdfast.server.binary import BinaryPort, Limits
 from holdfast.space import Space
 from holdfast.testing.shared_clock import SharedClock
@@ -29,11 +31,11 @@ TOKEN = "hf_test_admin"
 
 
 class Everything:
-    """A keeper's ports see the whole store, as an administrator."""
+    """A keeper's ports see the whole store, as an administrator: through the policy, as everybody does."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self.clock = clock
-        self.engine = engine
+        self._policy = Policy(engine, clock, Rules())
 
     def authenticate(self, token: str) -> Identity:
         if token != TOKEN:
@@ -44,7 +46,7 @@ class Everything:
         return True
 
     def engine_for(self, identity: Identity) -> Engine:
-        return self.engine
+        return self._policy.engine_for(identity)
 
     def space_for(self, identity: Identity, name: str) -> Space:
         raise NotImplementedError
