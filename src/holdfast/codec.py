@@ -41,7 +41,7 @@ def _encode_foreign(value: Any) -> Any:
                 f"{kind.__name__} has a secret, of which pydantic shows asterisks only; give it a field_serializer, "
                 "or make it str"
             )
-        return dumped
+        return _in_order(dumped, value) if _has_sets(kind) else dumped
     raise TypeError(f"objects of type {type(value).__name__} cannot be stored")
 
 
@@ -76,6 +76,29 @@ def _is_picky(type_: Any) -> bool:
     """Whether it could not be read back with its computed fields, which it forbids, or with what its JSON texts mean."""
     schema = repr(getattr(type_, "__pydantic_core_schema__", ""))
     return "'forbid'" in schema or "'type': 'json'" in schema
+
+
+@lru_cache(maxsize=1024)
+def _has_sets(type_: Any) -> bool:
+    """Whether a set may be in it, of which pydantic makes a list in an order that differs from process to process."""
+    schema = repr(getattr(type_, "__pydantic_core_schema__", ""))
+    return "set'" in schema or "'any'" in schema
+
+
+def _in_order(dumped: Any, value: Any) -> Any:
+    """What pydantic made of a value, with the lists that were sets sorted: equal values have the same bytes."""
+    if isinstance(dumped, list) and isinstance(value, set | frozenset) and len(dumped) == len(value):
+        return sorted(map(_in_order, dumped, value), key=_encode)
+    if isinstance(dumped, list) and isinstance(value, list | tuple) and len(dumped) == len(value):
+        return list(map(_in_order, dumped, value))
+    if isinstance(dumped, dict) and isinstance(value, dict) and len(dumped) == len(value):
+        return dict(zip(dumped, map(_in_order, dumped.values(), value.values()), strict=True))
+    if hasattr(type(value), "model_validate") and hasattr(value, "root"):
+        return _in_order(dumped, value.root)
+    if isinstance(dumped, dict) and hasattr(value, "__dict__"):
+        fields = value.__dict__  # what is computed is not computed again
+        return {name: _in_order(each, fields.get(name)) for name, each in dumped.items()}
+    return dumped
 
 
 _MASKED: Final = "**********"

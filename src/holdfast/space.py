@@ -334,9 +334,18 @@ class Space:
         """
         return await self.records.commit(*parts, request_id=request_id)
 
-    async def transact(self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX) -> T:
-        """Run a function that reads and writes through `tx`, all or nothing. It may run several times."""
-        return await self.records.transact(work, attempts=attempts)
+    async def transact(
+        self,
+        work: Callable[[RecordTransaction], Awaitable[T]],
+        *,
+        attempts: int = ATTEMPTS_MAX,
+        request_id: str | None = None,
+    ) -> T:
+        """Run a function that reads and writes through `tx`, all or nothing. It may run several times.
+
+        Repeated under its request id within an hour it is not run again, and gives what it gave, which must be JSON.
+        """
+        return await self.records.transact(work, attempts=attempts, request_id=request_id)
 
     def watch(self, prefix: str = "", *, cursor: str | None = None, live: bool = True) -> AsyncIterator[RecordChanges]:
         """Commits that change records whose name begins with the prefix, from now or from a saved cursor on.

@@ -145,6 +145,23 @@ async def test_a_full_disk_still_reads_and_another_process_can_open_it(disk: Dis
     await engine.close()
 
 
+async def test_a_store_that_nobody_has_open_is_told_as_being_on_a_full_disk_and_opens_once_there_is_space(
+    disk: Disk,
+) -> None:
+    path = disk.folder / "store.db"
+    engine = await SqliteEngine.open(path)
+    await engine.commit(SPACE, batch(1))
+    before = await all_entries(engine, SPACE)
+    await engine.close()
+    disk.load()
+    with pytest.raises(StorageFull, match="also to read it"):
+        await SqliteEngine.open(path)
+    disk.free()
+    again = await SqliteEngine.open(path)
+    assert await all_entries(again, SPACE) == before
+    await again.close()
+
+
 async def test_a_store_cannot_be_created_on_a_full_disk_and_can_once_there_is_space(disk: Disk) -> None:
     path = disk.folder / "store.db"
     disk.load()

@@ -632,7 +632,9 @@ async def test_one_that_lost_its_lease_after_it_had_published_does_not_publish_a
     await send_both(store, "c-1")
     orchestrator = robbed.orchestrator(on_decision=lambda each: calls.append(each.id))
     async with running(orchestrator):
-        while await keys(desk, OUTBOX) or not calls or orchestrator._told:  # it hears of its note after the store has it
+        while (
+            await keys(desk, OUTBOX) or not calls or orchestrator._told
+        ):  # it hears of its note after the store has it
             await asyncio.sleep(0.01)
             clock.advance("1s")
     assert (len(calls), engine.failures) == (1, 0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -263,3 +266,45 @@ def test_every_64_bit_integer_is_a_number(number: int) -> None:
 def test_bytes_that_are_no_json_are_damage() -> None:
     with pytest.raises(Damaged):
         decode(b"{")
+
+
+class Tagged(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    tags: frozenset[str]
+
+
+class Sets(pydantic.BaseModel):
+    names: set[str]
+    nested: dict[str, list[frozenset[int]]]
+    models: set[Tagged]
+    anything: Any
+    rooted: pydantic.RootModel[set[str]]
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+
+ENCODE_SETS = """
+from holdfast.codec import encode
+from tests.layers.test_values import Sets, Tagged
+words = [f"word-{n}" for n in range(20)]
+value = Sets(
+    names=set(words), nested={"a": [frozenset(range(0, 4000, 100))]}, anything={"x": set(words)}, rooted=set(words),
+    models={Tagged(tags=frozenset(words)), Tagged(tags=frozenset(words[:7]))},
+)
+print(encode(value).decode())
+"""
+
+
+def test_sets_in_a_pydantic_model_have_the_same_bytes_in_every_process() -> None:
+    def encoded(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", ENCODE_SETS]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    told = encoded("1")
+    assert told == encoded("2") == encoded("3")
+    assert '"count":20' in told

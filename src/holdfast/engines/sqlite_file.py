@@ -197,7 +197,8 @@ def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
             return False
         return connection.execute("SELECT value FROM meta WHERE key = 'boot'").fetchall() == [(boot,)]
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # not after every error
+            connection.execute("ROLLBACK")
 
 
 def _is_ours(connection: apsw.Connection, path: Path) -> bool:
@@ -528,9 +529,30 @@ def translate(path: Path, exc: apsw.Error) -> Error:
         return Unavailable(f"{path} has been locked by another program for {BUSY_MS // 1000} s; nothing was changed")
     if isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError):
         return Unavailable(f"{path} cannot be opened for writing ({exc}); check the folder and its permissions")
+    if isinstance(exc, apsw.IOError) and _lacks_room(path, exc):
+        return StorageFull(
+            f"the disk that holds {path} is full; whoever opens the store needs some room there, also to read it. "
+            "Nothing was changed. Free some space and try again"
+        )
     if isinstance(exc, apsw.IOError):
         return Unavailable(f"the disk that holds {path} failed ({exc}); nothing was changed. Check the disk")
     return Unavailable(f"SQLite refused to work on {path}: {exc}")
+
+
+_NO_INDEX: Final = frozenset({apsw.SQLITE_IOERR_SHMOPEN, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP})
+"""SQLite's index of the log, the first thing that it makes beside the file, could not be made."""
+INDEX_BYTES: Final = 32 * 1024
+
+
+def _lacks_room(path: Path, exc: apsw.IOError) -> bool:
+    """Whether it is that index that could not be made, for want of room."""
+    if exc.extendedresult not in _NO_INDEX:  # type: ignore[attr-defined]  # apsw does not declare it
+        return False
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < INDEX_BYTES
 
 
 def in_doubt(path: Path, exc: BaseException) -> OutcomeUnknown:

@@ -22,28 +22,10 @@ from holdfast.codec import decode, encode
 from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put, check_label
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace
-from holdfast.layers.records import Records, RecordTransaction
 from holdfast.layers.scope import Scope
 from holdfast.layers.transact import Transaction
 
 ANSWERS: Final = Subspace("answers")
-
-
-async def transact_once(
-    records: Records,
-    work: Callable[[RecordTransaction], Awaitable[Any]],
-    *,
-    request_id: str | None,
-    asked: Any,
-) -> Any:
-    """Run the work like `records.transact`, once for this request id. `asked` is what it was asked to do; both are JSON."""
-    if request_id is None:
-        return await records.transact(work)
-
-    async def run(tx: RecordTransaction) -> Any:
-        return await once(tx._transaction, request_id, asked, lambda: work(tx))
-
-    return await records.transact(run)
 
 
 async def once(transaction: Transaction, request_id: str | None, asked: Any, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -524,7 +524,9 @@ class Orchestrator:
             except BaseException as exc:
                 gone = [work for work in noted if isinstance(exc, Conflict) and exc.key == OUTBOX + work.corr_id]
                 term.unnoted += [work for work in noted if work not in gone]
-                for work in gone:  # somebody took it out, or put another there; or this was cancelled and done all the same
+                for (
+                    work
+                ) in gone:  # somebody took it out, or put another there; or this was cancelled and done all the same
                     term.agenda.published(work)
                     if isinstance(exc, Conflict) and exc.actual is None:
                         self._forget(work)

@@ -41,6 +41,7 @@ from holdfast.engine import (
 from holdfast.errors import InvalidInput
 from holdfast.ids import new_id
 from holdfast.keys import Subspace, check_prefix
+from holdfast.layers.answers import once
 from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, tag_version, type_tag
 from holdfast.layers.consistency import Consistency, read
 from holdfast.layers.scope import Scope
@@ -277,21 +278,28 @@ class Records:
 
     # --- lists and sets ---
 
-    async def append_to_list(self, key: str, *values: Any, ttl: Duration | None = None) -> None:
+    async def append_to_list(
+        self, key: str, *values: Any, ttl: Duration | None = None, request_id: str | None = None
+    ) -> None:
         """Add values to the end of a list, together and in this order. A ttl is the whole list's, and only extends."""
-        await self.transact(lambda tx: tx.append_to_list(key, *values, ttl=ttl))
+        asked = ["append", key, values, ttl]
+        await self.transact(lambda tx: tx.append_to_list(key, *values, ttl=ttl), request_id=request_id, asked=asked)
 
     async def list(self, key: str, *, as_type: type[Any] | None = None) -> Items[Any]:
         """The values of a list in order; empty if there is none."""
         return [decode(entry.value, as_type) async for entry in self._children(LISTS, LIST, key)]
 
-    async def add_to_set(self, key: str, *members: Any, ttl: Duration | None = None) -> int:
+    async def add_to_set(
+        self, key: str, *members: Any, ttl: Duration | None = None, request_id: str | None = None
+    ) -> int:
         """Add members to a set; gives how many were new. A ttl is the whole set's, and only extends."""
-        return await self.transact(lambda tx: tx.add_to_set(key, *members, ttl=ttl))
+        asked = ["add", key, members, ttl]
+        return await self.transact(lambda tx: tx.add_to_set(key, *members, ttl=ttl), request_id=request_id, asked=asked)
 
-    async def remove_from_set(self, key: str, *members: Any) -> int:
+    async def remove_from_set(self, key: str, *members: Any, request_id: str | None = None) -> int:
         """Remove members from a set; gives how many were there."""
-        return await self.transact(lambda tx: tx.remove_from_set(key, *members))
+        asked = ["remove", key, members]
+        return await self.transact(lambda tx: tx.remove_from_set(key, *members), request_id=request_id, asked=asked)
 
     async def members(self, key: str, *, as_type: type[Any] | None = None) -> Items[Any]:
         """The members of a set, in the order of their JSON; empty if there is none."""
@@ -323,16 +331,31 @@ class Records:
 
     # --- transactions ---
 
-    async def transact(self, work: Callable[[RecordTransaction], Awaitable[T]], *, attempts: int = ATTEMPTS_MAX) -> T:
-        """Run a function that reads and writes through `tx`; all of it happens, or nothing. It may run several times."""
+    async def transact(
+        self,
+        work: Callable[[RecordTransaction], Awaitable[T]],
+        *,
+        attempts: int = ATTEMPTS_MAX,
+        request_id: str | None = None,
+        asked: Any = None,
+    ) -> T:
+        """Run a function that reads and writes through `tx`; all of it happens, or nothing. It may run several times.
+
+        Under a request id what it gives, which must be JSON then, is remembered with what it wrote: asked again within an
+        hour, it is not run, and the same is given. `asked` is what the function was asked to do; the same id with
+        something else is InvalidInput.
+        """
 
         async def run(transaction: Transaction) -> T:
-            pending = work(RecordTransaction(self, transaction))
-            if not isinstance(pending, Awaitable):
-                raise InvalidInput(
-                    "transact takes an async function, and was given one that is not; nothing was written"
-                )
-            answer = await pending
+            async def do() -> T:
+                pending = work(RecordTransaction(self, transaction)) if callable(work) else None
+                if not isinstance(pending, Awaitable):
+                    raise InvalidInput(
+                        "transact takes an async function, and was given something that is not; nothing was written"
+                    )
+                return await pending
+
+            answer: T = await once(transaction, request_id, asked, do)
             transaction.operations = [
                 await admitted(self._scope, op) if isinstance(op, Put) else op for op in transaction.operations
             ]

@@ -16,7 +16,6 @@ from msgspec import Meta
 from holdfast.codec import encode
 from holdfast.engine import Condition, Operation
 from holdfast.errors import Conflict, InvalidInput, LeaseLost, MigrationFailed, NotFound, QuotaExceeded
-from holdfast.layers.answers import transact_once
 from holdfast.layers.batch import absent, delete_, present, set_, version_is
 from holdfast.layers.records import ITEMS_MAX, Record, RecordTransaction
 from holdfast.server.http.endpoint import Answer, Call, endpoint
@@ -277,7 +276,7 @@ async def append_to_list(call: Call, path: At, headers: Changing, body: Appendin
 
     space = under(call.space(path.space), headers.guard)
     asked = ["append", path.key, body.values, body.ttl]
-    return Appended(await transact_once(space.records, work, request_id=headers.request_id, asked=asked))
+    return Appended(await space.records.transact(work, request_id=headers.request_id, asked=asked))
 
 
 @endpoint("GET", "/v1/spaces/{space}/sets/{key}")
@@ -298,7 +297,7 @@ async def change_set(call: Call, path: At, headers: Changing, body: MemberChange
 
     space = under(call.space(path.space), headers.guard)
     asked = ["members", path.key, body.add, body.remove, body.ttl]
-    return MembersChanged(*await transact_once(space.records, work, request_id=headers.request_id, asked=asked))
+    return MembersChanged(*await space.records.transact(work, request_id=headers.request_id, asked=asked))
 
 
 ENDPOINTS = (

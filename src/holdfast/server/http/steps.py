@@ -20,7 +20,6 @@ from holdfast.codec import encode
 from holdfast.engine import Condition, Operation
 from holdfast.errors import Conflict
 from holdfast.keys import shown
-from holdfast.layers.answers import transact_once
 from holdfast.layers.batch import (
     ABSENT,
     absent,
@@ -152,7 +151,7 @@ async def run_steps(
     asked = [[plain(condition) for condition in conditions], [plain(step) for step in steps]]
     if all(isinstance(step, Get) for step in steps):
         request_id = None  # it changes nothing: repeating it reads anew
-    results, at = await transact_once(space.records, work, request_id=request_id, asked=asked)
+    results, at = await space.records.transact(work, request_id=request_id, asked=asked)
     return Outcome(results, at)
 
 
