@@ -52,3 +52,17 @@ def test_the_wrong_kind_is_refused_and_unchanged(cli: Cli) -> None:
     cli("append", "l", *["x"] * 101, code=2)
     assert cli("list", "l", "--json").json == [1]
     assert cli("get", "r").out == "1\n"
+
+
+def test_what_is_repeated_under_its_request_id_is_done_once_and_prints_the_same(cli: Cli) -> None:
+    lines = "\n".join(f"file {number}" for number in range(250)) + "\n"
+    for _ in range(2):
+        assert cli("append", "files", "-", "--request-id", "a", stdin=lines).out == "250\n"
+        assert cli("add", "seen", "1", "2", "--request-id", "b").out == "2\n"
+        assert cli("remove", "seen", "1", "--request-id", "c").out == "1\n"
+        assert cli("increment", "orders", "--request-id", "d").out == "1\n"
+        version = cli("set", "regime", "risk-on", "--if-absent", "--request-id", "e").out
+        assert int(version) == cli("entry", "regime", "--json").json["version"]
+        assert cli("delete", "gone", "orders", "--request-id", "f").out == "1\n"
+    assert len(cli("list", "files", "--json").json) == 250
+    assert "another batch" in cli("increment", "orders", "5", "--request-id", "d", code=2).err

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, command, topic
-from holdfast.cli.records import AsText, Ttl
+from holdfast.cli.records import AsText, RequestId, Ttl
 from holdfast.cli.session import Session
 
 app = topic()
@@ -21,7 +21,9 @@ Items = Annotated[
 
 
 @command(app, dashes=True)
-async def append(session: Session, key: Key, items: Items, text: AsText = False, ttl: Ttl = None) -> None:
+async def append(
+    session: Session, key: Key, items: Items, text: AsText = False, ttl: Ttl = None, request_id: RequestId = None
+) -> None:
     """Add values to the end of a list.
 
     They are added together and in this order; prints how many. From stdin, each 100 lines are added together. A ttl is the whole list's, and only extends.
@@ -33,8 +35,9 @@ async def append(session: Session, key: Key, items: Items, text: AsText = False,
     """
     count, chunks = 0, values.several(items, as_text=text)
     async with session.space(create=True) as space:
-        for chunk in chunks:
-            await space.records.append_to_list(key, *chunk, ttl=ttl)
+        for number, chunk in enumerate(chunks):
+            part = values.part_of(request_id, number)
+            await space.records.append_to_list(key, *chunk, ttl=ttl, request_id=part)
             count += len(chunk)
     output.value({"key": key, "appended": count} if session.json else count, session.json)
 
@@ -54,7 +57,9 @@ async def list_(session: Session, key: Key) -> None:
 
 
 @command(app, dashes=True)
-async def add(session: Session, key: Key, items: Items, text: AsText = False, ttl: Ttl = None) -> None:
+async def add(
+    session: Session, key: Key, items: Items, text: AsText = False, ttl: Ttl = None, request_id: RequestId = None
+) -> None:
     """Add members to a set, and print how many were new.
 
     \b
@@ -63,13 +68,16 @@ async def add(session: Session, key: Key, items: Items, text: AsText = False, tt
     """
     count, chunks = 0, values.several(items, as_text=text)
     async with session.space(create=True) as space:
-        for chunk in chunks:
-            count += await space.records.add_to_set(key, *chunk, ttl=ttl)
+        for number, chunk in enumerate(chunks):
+            part = values.part_of(request_id, number)
+            count += await space.records.add_to_set(key, *chunk, ttl=ttl, request_id=part)
     output.value({"key": key, "added": count} if session.json else count, session.json)
 
 
 @command(app, dashes=True)
-async def remove(session: Session, key: Key, items: Items, text: AsText = False) -> None:
+async def remove(
+    session: Session, key: Key, items: Items, text: AsText = False, request_id: RequestId = None
+) -> None:
     """Remove members from a set, and print how many were there.
 
     \b
@@ -78,8 +86,9 @@ async def remove(session: Session, key: Key, items: Items, text: AsText = False)
     """
     count, chunks = 0, values.several(items, as_text=text)
     async with session.space() as space:
-        for chunk in chunks:
-            count += await space.records.remove_from_set(key, *chunk)
+        for number, chunk in enumerate(chunks):
+            part = values.part_of(request_id, number)
+            count += await space.records.remove_from_set(key, *chunk, request_id=part)
     output.value({"key": key, "removed": count} if session.json else count, session.json)
 
 

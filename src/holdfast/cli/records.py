@@ -16,6 +16,10 @@ app = topic()
 
 Key = Annotated[str, Argument(metavar="KEY", help="The record's name.", show_default=False)]
 Ttl = Annotated[str | None, Option(metavar="DURATION", help="How long it lives: 90s, 5m, 1h, 7d, 250ms.")]
+RequestId = Annotated[
+    str | None,
+    Option(metavar="ID", help="Names this request: repeated with it within an hour, it is done once and prints the same."),
+]
 AsText = Annotated[bool, Option("--text", help="Take values as text, also when they are JSON.")]
 
 
@@ -90,6 +94,7 @@ async def set_(
     if_absent: Annotated[bool, Option("--if-absent", help="Only if there is no such record.")] = False,
     if_version: Annotated[str | None, Option(metavar="N", help="Only if it is at this version.")] = None,
     if_value: Annotated[str | None, Option(metavar="VALUE", help="Only if it holds exactly this.")] = None,
+    request_id: RequestId = None,
 ) -> None:
     """Write a value and print its version.
 
@@ -110,6 +115,7 @@ async def set_(
     new = values.given(value, as_text=text)
     options: dict[str, Any] = {"ttl": ttl, "type": type, "state": state}
     _check(session, batch.set_(key, new, **options))
+    options["request_id"] = request_id
     async with session.space(create=True) as space:
         if if_absent:
             version = await space.records.compare_and_swap(key, new, expect=batch.ABSENT, **options)
@@ -130,6 +136,7 @@ async def delete(
     keys: Annotated[
         list[str], Argument(metavar="KEY", help="The names of records, lists or sets.", show_default=False)
     ],
+    request_id: RequestId = None,
 ) -> None:
     """Remove records, lists or sets.
 
@@ -143,7 +150,8 @@ async def delete(
     async with session.space() as space:
         deletions = [batch.delete_(key) for key in keys]
         for start in range(0, len(deletions), OPERATIONS_MAX):
-            receipt = await space.commit(*deletions[start : start + OPERATIONS_MAX])
+            part = deletions[start : start + OPERATIONS_MAX]
+            receipt = await space.commit(*part, request_id=values.part_of(request_id, start // OPERATIONS_MAX))
             found += [bool(result) for result in receipt.results]
     removed = [key for key, was_there in zip(keys, found, strict=True) if was_there]
     absent = [key for key, was_there in zip(keys, found, strict=True) if not was_there]
@@ -156,6 +164,7 @@ async def increment(
     key: Key,
     delta: Annotated[str, Argument(metavar="DELTA", help="A whole number, also a negative one.")] = "1",
     ttl: Ttl = None,
+    request_id: RequestId = None,
 ) -> None:
     """Add to a number and print the sum.
 
@@ -165,11 +174,12 @@ async def increment(
     Example:
       holdfast increment orders
       holdfast increment stock -3
+      holdfast increment orders --request-id order-4711   # however often it is tried, it counts once
     """
     number = values.whole_number(delta)
     _check(session, batch.increment(key, number, ttl=ttl))
     async with session.space(create=True) as space:
-        total = await space.records.increment(key, number, ttl=ttl)
+        total = await space.records.increment(key, number, ttl=ttl, request_id=request_id)
     output.value({"key": key, "value": total} if session.json else total, session.json)
 
 

@@ -184,3 +184,8 @@ def _quoted(text: str) -> str:
     import shlex
 
     return shlex.quote(msgspec.json.encode(text).decode()) if len(text) <= QUOTED_MAX else "in double quotes"
+
+
+def part_of(request_id: str | None, number: int) -> str | None:
+    """The id of a part of a request, where it is too large to be done together."""
+    return request_id if request_id is None or not number else f"{request_id}#{number}"

@@ -176,9 +176,8 @@ class Orchestrator:
     def run(self) -> Coroutine[Any, Any, None]:
         """Decide whatever becomes due, until it is stopped or cancelled."""
         if self._ended.is_set():
-            self._stopping = (
-                False  # here, not when it begins: it may be stopped in between, and what was before is over
-            )
+            # Here, not when it begins: it may be stopped in between, and what was before is over.
+            self._stopping = False
         return self._run()
 
     async def _run(self) -> None:
