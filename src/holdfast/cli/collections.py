@@ -75,9 +75,7 @@ async def add(
 
 
 @command(app, dashes=True)
-async def remove(
-    session: Session, key: Key, items: Items, text: AsText = False, request_id: RequestId = None
-) -> None:
+async def remove(session: Session, key: Key, items: Items, text: AsText = False, request_id: RequestId = None) -> None:
     """Remove members from a set, and print how many were there.
 
     \b

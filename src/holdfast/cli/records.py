@@ -18,7 +18,9 @@ Key = Annotated[str, Argument(metavar="KEY", help="The record's name.", show_def
 Ttl = Annotated[str | None, Option(metavar="DURATION", help="How long it lives: 90s, 5m, 1h, 7d, 250ms.")]
 RequestId = Annotated[
     str | None,
-    Option(metavar="ID", help="Names this request: repeated with it within an hour, it is done once and prints the same."),
+    Option(
+        metavar="ID", help="Names this request: repeated with it within an hour, it is done once and prints the same."
+    ),
 ]
 AsText = Annotated[bool, Option("--text", help="Take values as text, also when they are JSON.")]
 

@@ -37,10 +37,12 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from functools import partial
+from io import IOBase
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -62,7 +64,11 @@ FOLDER_NAME_MAX: Final = 200
 
 BLOBS: Final = Subspace("blobs")
 
-Source: TypeAlias = bytes | bytearray | os.PathLike[str] | AsyncIterable[bytes]
+Source: TypeAlias = (
+    bytes | bytearray | memoryview | os.PathLike[str] | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
+)
+
+_END: Final[Any] = object()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,12 +125,12 @@ class Blobs:
     async def put(self, data: Source) -> BlobRef:
         """Keep this content, durably. References nothing: attach the result in your next commit, or a sweep removes it.
 
-        Takes bytes, the path of a file, or an async iterable of bytes, whose items may have any size. Content that is
-        there already is replaced by itself, which also heals a damaged file.
+        Takes bytes, the path of a file, an open binary file, or an iterable of bytes, async or not, whose items may have
+        any size. Content that is there already is replaced by itself, which also heals a damaged file.
         """
-        if not isinstance(data, bytes | bytearray | os.PathLike | AsyncIterable):
+        if isinstance(data, str | Mapping) or not isinstance(data, os.PathLike | Iterable | AsyncIterable):
             raise InvalidInput(
-                f"a blob is made of bytes, a pathlib.Path or an async iterable, not {type(data).__name__}"
+                f"a blob is made of bytes, a pathlib.Path, an open binary file or an iterable, not {type(data).__name__}"
             )
         upload = _Upload(self._uploads / new_id())
         try:
@@ -154,23 +160,35 @@ class Blobs:
 
     async def _chunks(self, data: Source) -> AsyncGenerator[bytes, None]:
         """The content in pieces of CHUNK_BYTES. Copies, so that what is hashed is what is written."""
-        if isinstance(data, bytes | bytearray):
-            for start in range(0, len(data), CHUNK_BYTES):
-                yield bytes(data[start : start + CHUNK_BYTES])
+        if isinstance(data, bytes | bytearray | memoryview):
+            for start in range(0, len(view := memoryview(data).cast("B")), CHUNK_BYTES):
+                yield bytes(view[start : start + CHUNK_BYTES])
         elif isinstance(data, os.PathLike):
             with _open_source(Path(data)) as file:
                 while chunk := await self._io(file.read, CHUNK_BYTES):
                     yield chunk
         else:
             pending = bytearray()
-            async for item in data:
-                if not isinstance(item, bytes | bytearray):
+            async for item in self._items(data):
+                if not isinstance(item, bytes | bytearray | memoryview):
                     raise InvalidInput(f"a blob is made of bytes; the iterable gave {type(item).__name__}")
                 pending += item
                 while len(pending) >= CHUNK_BYTES:
                     yield bytes(pending[:CHUNK_BYTES])
                     del pending[:CHUNK_BYTES]
             yield bytes(pending)
+
+    async def _items(self, data: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """What an iterable gives; one that is not async may take its time."""
+        if isinstance(data, AsyncIterable):
+            async for item in data:
+                yield item
+            return
+        pull, end = partial(next, iter(data), _END), _END
+        if isinstance(data, IOBase):
+            pull, end = partial(data.read, CHUNK_BYTES), b""
+        while (item := await self._io(pull)) != end:
+            yield item
 
     # --- references ---
 
