@@ -35,6 +35,11 @@ VOLATILE = [
     ("correlation", "failed", 600 * S),
     ("workflow_state", None, 180 * S),
     ("performance_counters", None, 1 * H),
+    ("task", "running", None),
+    ("task", "killed", 300 * S),
+    ("workflow_execution", "running", None),
+    ("workflow_execution", "completed", 300 * S),
+    ("message", None, None),
     ("anything_else", None, 300 * S),
 ]
 
@@ -58,7 +63,7 @@ async def test_a_durable_value_lives_as_long_as_the_table_says(
 
 @pytest.mark.parametrize(("type", "state", "seconds"), VOLATILE)
 async def test_a_volatile_value_lives_as_long_as_the_table_says(
-    store: Store, type: str, state: str | None, seconds: float
+    store: Store, type: str, state: str | None, seconds: float | None
 ) -> None:
     space = store.space("scratch", durability="volatile")
     await space.records.set("k", 1, type=type, state=state)

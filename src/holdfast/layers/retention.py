@@ -18,26 +18,25 @@ from holdfast.errors import InvalidInput
 
 Table = Mapping[str, Mapping[str, Duration | None]]
 
+TASK_ENDS: Final = ("completed", "failed", "timeout", "cancelled", "killed")
+EXECUTION_ENDS: Final = ("completed", "failed", "cancelled")
+
 VOLATILE: Final[Table] = {
     "correlation": {"default": "300s", "completed": "60s", "failed": "600s"},
     "workflow_state": {"default": "180s"},
     "performance_counters": {"default": "1h"},
+    "task": {"default": None, **dict.fromkeys(TASK_ENDS, "300s")},
+    "workflow_execution": {"default": None, **dict.fromkeys(EXECUTION_ENDS, "300s")},
+    "message": {"default": None},
     "other": {"default": "300s"},
 }
 DURABLE: Final[Table] = {
     "correlation_state": {"default": "24h", "completed": "1h", "failed": "7d"},
     "audit_logs": {"default": "30d", "compliance": "365d"},
     "performance_metrics": {"default": "7d", "aggregated": "30d"},
-    "task": {
-        "default": None,
-        "completed": "7d",
-        "failed": "7d",
-        "timeout": "7d",
-        "cancelled": "7d",
-        "killed": "7d",
-    },
+    "task": {"default": None, **dict.fromkeys(TASK_ENDS, "7d")},
     "spilled_output": {"default": "24h"},
-    "workflow_execution": {"default": None, "completed": "24h", "failed": "24h", "cancelled": "24h"},
+    "workflow_execution": {"default": None, **dict.fromkeys(EXECUTION_ENDS, "24h")},
     "message": {"default": None},
     "document_history": {"default": "7d", "resolved": "365d"},
     "feed": {"default": "24h"},
