@@ -142,15 +142,37 @@ async def test_what_is_too_large_for_the_history_is_left_out_and_told(
         await doc.diff(0, b)
 
 
-async def test_what_an_agent_makes_up_in_the_history_changes_no_diff(space: Space, boss: Space) -> None:
+async def appended(writer: Space, *values: Any) -> None:
+    """Events made by hand."""
+    for value in values:
+        await writer._scope.commit((Push(f"history/documents/{NAME.replace('/', '%2F')}/", encode(value), 60_000),))
+
+
+async def test_what_was_made_up_in_the_history_changes_no_diff(space: Space, boss: Space) -> None:
     doc = boss.document(NAME)
     a = (await doc.replace({"n": 1}, etag=0)).etag
-    forged = encode({"kind": "body", "before": a, "changes": [{"op": "+", "steps": ["n"], "new": 99}]})
-    for value in (forged, b"7", b'{"kind":"odd"}', encode({"kind": "contributed", "section": "risk/1", "data": 3})):
-        await space._scope.commit((Push(f"history/documents/{NAME.replace('/', '%2F')}/", value, 60_000),))
+    forged = {"kind": "body", "before": a, "changes": [{"op": "+", "steps": ["n"], "new": 99}]}
+    await appended(boss, forged, 7, {"kind": "odd"}, {"kind": "deleted"}, {"kind": "contributed", "section": "risk/1"})
     b = (await doc.replace({"n": 2}, etag=a)).etag
     assert [str(each) for each in await doc.diff(a, b) if each.steps[0] == "body"] == ["~ body.n: 1 → 2"]
-    assert {event.by for event in await doc.history() if event.section == "risk/1"} == {"market"}
+
+
+async def test_a_deletion_that_did_not_happen_ends_no_diff_of_contributions(space: Space, boss: Space) -> None:
+    a = await space.document(NAME).contribute({"n": 1})
+    await appended(boss, {"kind": "deleted"})
+    b = await space.document(NAME).contribute({"n": 2})
+    assert list(map(str, await boss.document(NAME).diff(a, b))) == ["~ contributions.market/1.n: 1 → 2"]
+    await boss.document(NAME).delete()
+    with pytest.raises(NotFound, match="deleted at version"):
+        await boss.document(NAME).diff(a, b)
+
+
+async def test_what_is_no_event_hides_none_that_is_older(space: Space, boss: Space) -> None:
+    await space.document(NAME).contribute(1)
+    await appended(boss, *range(5))
+    [event] = await space.document(NAME).history(limit=2)
+    assert (event.kind, event.section) == ("contributed", "market/1")
+    assert await space.document(NAME).history(before=event.id, limit=2) == []
 
 
 async def test_behind_a_policy_nobody_takes_an_event_back(space: Space, url: str) -> None:

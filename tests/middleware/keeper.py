@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from holdfast.clock import ManualClock
-from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Receipt, SpaceInfo
+from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Push, Put, Receipt, SpaceInfo
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Error
 from holdfast.identity import Identity, Role
@@ -92,3 +92,9 @@ def batch(
     agent: str, *operations: Any, when: tuple[Any, ...] = (), request_id: str | None = None, fresh: bool = False
 ) -> Batch:
     return Batch(agent, operations, when, request_id, fresh)
+
+
+def contribution(agent: str, value: bytes) -> tuple[Put, Push]:
+    """A section of the document `d`, and the event that tells of it."""
+    told = b'{"data":%s,"kind":"contributed","section":"%s/1"}' % (value, agent.encode())
+    return Put(f"sections/documents/d/{agent}/1", value), Push("history/documents/d/", told, 1000)

@@ -450,7 +450,7 @@ def needs(sent: Batch) -> Iterable[str | None]:
         elif home in ("documents", "correlations"):
             yield None  # orchestrators write these
         elif home == "history":
-            yield "Set" if name == "history/documents/d/" else None
+            yield None  # agents tell there of what they contribute in the same batch
         elif home == "sections" and (
             not name.startswith("sections/documents/d/a/") or isinstance(part, Push | Increment)
         ):

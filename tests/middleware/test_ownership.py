@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.codec import encode
 from holdfast.engine import (
     Absent,
     Batch,
@@ -18,6 +19,7 @@ from holdfast.engine import (
     Entry,
     Increment,
     Mine,
+    Operation,
     Present,
     Push,
     Put,
@@ -28,7 +30,7 @@ from holdfast.engine import (
 from holdfast.errors import AccessDenied, Conflict, Error
 from holdfast.identity import Role
 from holdfast.layers.blobs import Blobs
-from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+from tests.middleware.keeper import SPACE, Keeper, batch, contribution, refusal
 from tests.soak import examples
 
 LINE = "locks/lock/l/"
@@ -210,8 +212,8 @@ async def test_history_is_appended_to_and_never_changed() -> None:
     keeper = Keeper()
     for role in ("agent", "orchestrator"):
         writer = keeper.engine_of("alice", role)  # type: ignore[arg-type]
-        receipt = await writer.commit(SPACE, batch("alice", Push("history/documents/d/", b"{}", 1000)))
-        key = str(receipt.results[0])
+        receipt = await writer.commit(SPACE, batch("alice", *contribution("alice", b"1")))
+        key = str(receipt.results[1])
         before = await keeper.entries()
         for operation in (
             Put(key, b"2"), Delete(key), Touch(key, 5000), Increment(key, 1), Put("history/documents/d/0", b"{}"),
@@ -220,6 +222,32 @@ async def test_history_is_appended_to_and_never_changed() -> None:
             with pytest.raises(AccessDenied):
                 await writer.commit(SPACE, batch("alice", operation))
         assert await keeper.entries() == before
+
+
+async def test_an_agent_appends_to_history_only_what_it_does_in_the_same_batch() -> None:
+    keeper = Keeper()
+    alice = keeper.engine_of("alice")
+    put, told = contribution("alice", b'{"data":1}')
+    withdrew = Push("history/documents/d/", encode({"kind": "withdrew", "section": "alice/1"}), 1000)
+    omitted = encode({"kind": "contributed", "section": "alice/1", "omitted": len(put.value)})
+    await alice.commit(SPACE, batch("alice", put, told))
+    await alice.commit(SPACE, batch("alice", Delete(put.key), withdrew))
+    await alice.commit(SPACE, batch("alice", put, Push("history/documents/d/", omitted, 1000)))
+    before = await keeper.entries()
+    elsewhere = Push("history/documents/e/", told.value, 1000)
+    of_signals = Put("sections/correlations/d/alice/1", put.value)
+    forged: list[tuple[Operation, ...]] = [
+        (told,), (withdrew,), (put, withdrew), (Delete(put.key), told), (put, elsewhere), (of_signals, told),
+        (put, Push(told.prefix, omitted.replace(b"10", b"11"), 1000)), (Touch(put.key, 1000), told), (put, told, withdrew),
+        (put, Push("history/other/d/", told.value, 1000)),
+    ]  # fmt: skip
+    for operations in forged:
+        with pytest.raises(AccessDenied, match="their own contribution"):
+            await alice.commit(SPACE, batch("alice", *operations))
+    assert await keeper.entries() == before
+    for role in ("orchestrator", "admin"):
+        decided = Push("history/documents/d/", encode({"kind": "deleted"}), 1000)
+        await keeper.engine_of("boss", role).commit(SPACE, batch("boss", decided))  # type: ignore[arg-type]
 
 
 async def test_taking_from_others_is_for_queues_alone() -> None:

@@ -25,7 +25,7 @@ from holdfast.middleware.policy import Policy
 from holdfast.middleware.quotas import DOUBT_MS
 from holdfast.middleware.rules import MB, Quota, Rules
 from holdfast.middleware.wrapper import Wrapper
-from tests.middleware.keeper import SPACE, Keeper, batch, refusal
+from tests.middleware.keeper import SPACE, Keeper, batch, contribution, refusal
 from tests.soak import examples
 
 
@@ -110,7 +110,7 @@ async def test_a_list_is_one_key_and_its_items_are_bytes() -> None:
 async def test_a_section_is_one_key_and_its_history_is_bytes() -> None:
     keeper = Keeper(quota(keys=1, total=1000))
     engine = keeper.engine_of("a")
-    said = batch("a", Put("sections/documents/d/a/1", b"1"), Push("history/documents/d/", b"1" * 50))
+    said = batch("a", *contribution("a", b"1"))
     refused = [await refusal(engine.commit(SPACE, said)) for _ in range(12)]
     assert refused[4] is None
     assert "bytes in all" in str(refused[-1])

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import AccessDenied
+from holdfast.codec import encode
 from holdfast.engine import Absent, Delete, Operation, Push, Put, Touch
 from holdfast.testing.servers.keeper import KeeperServer
 from tests.server.live import SPACE, by_hand, client, command, make_token
@@ -84,6 +85,41 @@ async def test_frames_made_by_hand_write_nobody_else_s_section(keeper: KeeperSer
                             await hand.commit(*batch, actor="alice2", when=conditions)
         assert await lead.document(NAME).read() == before
         assert await lead.document(NAME).history() == events
+
+
+async def test_frames_made_by_hand_tell_nothing_that_did_not_happen(keeper: KeeperServer) -> None:
+    name, events = "told", "history/documents/told/"
+    async with client(keeper, "carol") as (_, carol), client(keeper, "lead3", role="orchestrator") as (_, lead):
+        doc = lead.document(name)
+        a = (await doc.replace({"n": 1}, etag=0)).etag
+        await carol.document(name).contribute({"n": 1})
+        await doc.replace({"n": 2}, etag=a)
+        before, diff = await doc.history(), await doc.diff(a)
+        mine = Put(f"sections/documents/{name}/mallory/1", encode({"data": 1}))
+        forged: list[object] = [
+            {"kind": "resolved", "data": {"winner": "market/1", "method": "person"}},
+            {"kind": "escalated", "data": {"reason": "ask me"}},
+            {"kind": "deleted"},
+            {"kind": "reducers", "data": {"n": "sum"}},
+            {"kind": "body", "before": a, "changes": [{"op": "~", "steps": ["n"], "old": 7, "new": 2}]},
+            {"kind": "contributed", "section": "carol/1", "data": {"data": 9}},
+            {"kind": "withdrew", "section": "carol/1"},
+            {"kind": "withdrew", "section": "mallory/1"},
+            {"kind": "contributed", "section": "mallory/1", "data": {"data": 9}},
+            {"kind": "contributed", "section": "mallory/1", "data": {"data": 1}, "inputs": {"carol/1": 1}},
+            {},
+            7,
+        ]
+        async with by_hand(keeper, await make_token(keeper, "mallory")) as hand:
+            for told in forged:
+                for batch in ((Push(events, encode(told), 60_000),), (mine, Push(events, encode(told), 60_000))):
+                    with pytest.raises(AccessDenied, match="their own contribution"):
+                        await hand.commit(*batch)
+        assert (await doc.history(), await doc.diff(a)) == (before, diff)
+        true = encode({"kind": "contributed", "section": "mallory/1", "data": {"data": 1}})
+        async with by_hand(keeper, await make_token(keeper, "mallory")) as hand:
+            await hand.commit(mine, Push(events, true, 60_000))
+        assert [(each.by, each.section) for each in await doc.history(limit=1)] == [("mallory", "mallory/1")]
 
 
 async def test_another_tenant_sees_nothing_of_a_document(keeper: KeeperServer) -> None:

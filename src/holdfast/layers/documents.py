@@ -166,9 +166,9 @@ class Document:
                 raise InvalidInput(f"a version is a whole number, such as an etag or an event's version, not {point!r}")
         if b is not None and b < a:
             raise InvalidInput(f"version {b} is before version {a}; name the earlier one first")
-        [entry] = await self._scope.engine.get(self._scope.space, [self._body])
-        version = _version(entry)
-        return await self._history.diff(version.etag, version.body, a, b if b is not None else 2**63 - 1)
+        [entry, mode] = await self._scope.engine.get(self._scope.space, [self._body, self._mode.key])
+        version, since = _version(entry), None if mode is None else mode.version
+        return await self._history.diff(version.etag, version.body, since, a, b if b is not None else 2**63 - 1)
 
     # --- contradictions ---
 

@@ -5,9 +5,11 @@ sees to that); kept for 7 days (type `document_history`), what was resolved for 
 commits. An event's version is the commit's, so it is the etag of the body or the version of the section it tells of.
 
 A change of the body is kept as its differences from the one before (`diffs.py`), with that one's etag, so the events of the
-body are a chain: `diff` walks it back from what is there now. Only links of that chain count, and only orchestrators can add
-one, so an event that an agent made up changes no diff of the body. A contribution is kept as it is. What is over
-EVENT_BYTES_MAX is left out and `omitted` says how large it was.
+body are a chain: `diff` walks it back from what is there now. Only links of that chain count. A contribution is kept as it is. What is
+over EVENT_BYTES_MAX is left out and `omitted` says how large it was.
+
+Behind a policy agents append nothing but their own contributions (`middleware/history_claims.py`). An embedded store trusts its process, so
+whoever reads is careful: what cannot be an event is passed over, and a deletion that did not happen is not believed.
 
 How it fails. `diff` beyond what is still kept, or over a change that was left out, is NotFound.
 """
@@ -105,12 +107,15 @@ class History:
             raise InvalidInput(f"a page of history has between 1 and {SCAN_MAX:,} events, not {limit!r}")
         if before is not None and not (len(before) == ID_DIGITS and before.isascii() and before.isdigit()):
             raise InvalidInput(f"{before!r:.60} is no event's id: it has {ID_DIGITS} digits")
-        after = None if before is None else self._prefix + before
-        found = await self._scope.engine.scan(self._scope.space, self._prefix, after=after, limit=limit, reverse=True)
-        return [event for entry in found.entries if (event := self._event(entry)) is not None]
+        found: list[DocumentEvent] = []
+        async for event in self.backwards(before=before, limit=limit):
+            found.append(event)
+            if len(found) == limit:
+                break
+        return found
 
     def _event(self, entry: Entry) -> DocumentEvent | None:
-        """None for what cannot be one: anybody who may contribute may append here."""
+        """None for what cannot be one: somebody may have appended it by hand."""
         try:
             stored = decode(entry.value, _Stored)
         except Error:
@@ -122,27 +127,32 @@ class History:
         id = entry.key[len(self._prefix) :]
         return DocumentEvent(id, stored.kind, entry.owner, as_datetime(entry.updated_at), entry.version, *told)
 
-    async def backwards(self, after: int) -> AsyncIterator[DocumentEvent]:
-        """Every event later than this version, newest first."""
-        before = None
+    async def backwards(self, *, before: str | None = None, limit: int = PAGE) -> AsyncIterator[DocumentEvent]:
+        """Every event, or every one before an event's id, newest first, read so many at a time."""
+        after = None if before is None else self._prefix + before
         while True:
-            start = None if before is None else self._prefix + before
-            page = await self._scope.engine.scan(self._scope.space, self._prefix, after=start, limit=PAGE, reverse=True)
+            page = await self._scope.engine.scan(
+                self._scope.space, self._prefix, after=after, limit=limit, reverse=True
+            )
             for entry in page.entries:
-                if entry.version <= after:
-                    return
                 if (event := self._event(entry)) is not None:
                     yield event
             if not page.more:
                 return
-            before = page.entries[-1].key[len(self._prefix) :]
+            after = page.entries[-1].key
 
-    async def diff(self, etag: int, body: Any, a: int, b: int) -> list[Difference]:
-        """What changed after version `a` up to version `b`, given the body as it is now, with its etag."""
+    async def diff(self, etag: int, body: Any, since: int | None, a: int, b: int) -> list[Difference]:
+        """What changed after version `a` up to version `b`, given the body as it is now, with its etag.
+
+        `since` is the version at which contributions began, which a deletion takes away: none has happened after it, and none
+        between two links of the body's chain.
+        """
         earlier, later = body, body
         sections: dict[str, tuple[Any, Any]] = {}
-        async for event in self.backwards(0):
+        async for event in self.backwards():
             if event.kind == "deleted" and event.version > a:
+                if 0 < etag < event.version or (since is not None and since < event.version):
+                    continue
                 raise NotFound(
                     f"the document was deleted at version {event.version}, and what it was before cannot be compared with; "
                     "name versions after that"

@@ -46,6 +46,7 @@ from holdfast.engine import (
 )
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import unescape
+from holdfast.middleware.history_claims import check_told
 from holdfast.middleware.messages import Misplaced, message_claims
 from holdfast.middleware.task_claims import inbox_claims, task_claims
 from holdfast.middleware.workflow_claims import check_line, tally_claims, workflow_claims
@@ -93,6 +94,8 @@ class Territory(msgspec.Struct, frozen=True):
     """How many elements the prefix of a Push has, its subspace included; one more would get before it."""
     leased: bool = False
     """What is written here has a ttl: whoever holds it must live, or it is for a while."""
+    told: bool = False
+    """Agents append only what tells of something that the same batch does (`history_claims.py`)."""
     named: int = 0
     """Which element of a key is its writer's name, the subspace being the first (0); one more follows it."""
     private: bool = False
@@ -139,7 +142,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
         "Get", "Set", "CompareAndSwap", touch="Set", delete="Delete", ownership="named", orchestrated=True, named=3
     ),
     "modes": Territory("Get", "Set", "Set", delete="Delete", ownership="once", orchestrated=True),
-    "history": Territory("Get", push="Set", ownership="line", elements=3),
+    "history": Territory("Get", push="Set", ownership="line", elements=3, told=True),
     "documents": _GIVEN,
     "correlations": _GIVEN,
     "decisions": _DECIDED,
@@ -277,6 +280,8 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
         if territory.leased and (kind is Push or kind is Put) and op.ttl_ms is None:  # type: ignore[union-attr]
             raise Misplaced(key, "it is held by a lease and needs a ttl")
+        if territory.told and kind is Push and not orchestrator:
+            check_told(op, batch)  # type: ignore[arg-type]
         if ownership == "message":
             if not orchestrator:
                 check_line(op)
