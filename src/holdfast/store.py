@@ -278,7 +278,7 @@ class Store:
     ) -> Space:
         """A space as seen by an agent, "local" unless named; a keeper's token names it. It comes into being at its first use.
 
-        `durability` is "sync" (on disk before the reply; the default), "async" or "volatile"; it is fixed when the space
+        `instance` tells processes of one agent apart, where each contributes something of its own. `durability` is "sync" (on disk before the reply; the default), "async" or "volatile"; it is fixed when the space
         is made. `audit_reads` makes every read leave an audit record. `session` is the token of a session, of this or
         another process: session reads of this view show at least what that one has seen.
         """

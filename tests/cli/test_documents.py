@@ -40,6 +40,13 @@ def test_a_document_is_shown_with_its_contributions_and_what_is_stale(cli: Cli) 
     assert cli("doc", "--prefix", "other", "--json").json == []
 
 
+def test_instances_of_an_agent_have_a_contribution_each(cli: Cli) -> None:
+    for instance in ("1", "2"):
+        cli("doc", "contribute", NAME, instance, "--agent", "market", "--instance", instance)
+    told = cli("doc", "show", NAME, "--json").json["contributions"]
+    assert {section: each["data"] for section, each in told.items()} == {"market/1": 1, "market/2": 2}
+
+
 def test_a_document_that_is_not_there_is_told_and_ends_with_4(cli: Cli) -> None:
     etag = cli("doc", "replace", NAME, '{"n":1}').out.strip()
     refused = cli("doc", "show", "research/MSTF", code=4)

@@ -116,6 +116,20 @@ async def test_in_mode_reject_an_instance_that_has_not_seen_the_other_gets_both_
     assert await one.contribute("d") > third
 
 
+async def test_in_mode_reject_two_processes_of_one_instance_are_told_so(store: Store, space: Space) -> None:
+    await space.document(NAME, mode="reject").contribute("a")
+    before = await everything(space)
+    with pytest.raises(Conflict, match="same instance but has not seen that; processes of one agent need an instance="):
+        await store.space("contoso", agent="market").document(NAME, mode="reject").contribute("b")
+    assert await everything(space) == before
+
+
+async def test_processes_that_name_no_instance_are_the_same_one(store: Store, space: Space) -> None:
+    await space.document(NAME).contribute("a")
+    await store.space("contoso", agent="market").document(NAME).contribute("b")
+    assert {name: each.data for name, each in (await space.document(NAME).read()).sections.items()} == {"market/1": "b"}
+
+
 async def test_in_mode_reject_a_repeated_request_is_answered_as_before(store: Store, space: Space) -> None:
     one = space.document(NAME, mode="reject")
     version = await one.contribute("a", request_id="r")

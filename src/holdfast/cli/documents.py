@@ -101,8 +101,11 @@ async def contribute(
     value: Value = None,
     confidence: Annotated[str | None, Option(metavar="NUMBER", help="How sure, between 0 and 1.")] = None,
     behalf: Annotated[str | None, Option("--for", metavar="AGENT", help="Whose section; for orchestrators.")] = None,
+    instance: Annotated[str, Option(metavar="NAME", help="Which process of the agent it is.")] = "1",
 ) -> None:
     """Write the agent's own section, resting on the document as it is now.
+
+    What the same instance of the agent contributed before is replaced.
 
     \b
     Example:
@@ -113,7 +116,7 @@ async def contribute(
         document = space.document(name)
         view = await document.read(consistency="strong")
         version = await document.contribute(
-            data, inputs=view.versions, confidence=_number(confidence, "--confidence"), agent=behalf
+            data, inputs=view.versions, confidence=_number(confidence, "--confidence"), agent=behalf, instance=instance
         )
     output.value({"version": version} if session.json else str(version), session.json)
 

@@ -12,7 +12,8 @@ change pushes an event of history (`history.py`) in the same commit.
 
 How it works. A contribution is one commit of two operations and reads nothing, so it costs what it is, however large the
 document; those of different agents never conflict. Two instances of one agent: in mode "merge" each has a section; in mode
-"reject" they share one, and whoever has not seen the present one gets Conflict. The first contribution settles the mode. Changes of the body are conditional on the
+"reject" they share one, and whoever has not seen the present one gets Conflict. Processes that name no instance are the same one, "1": in
+mode "merge" the later contribution replaces the earlier. The first contribution settles the mode. Changes of the body are conditional on the
 etag: `update` runs its function again on the fresh body, RETRIES times with random pauses; `merge` needs no luck, because
 reducers take any order; `locked` lets one at a time in, and a holder that lost its lease writes nothing.
 
@@ -220,7 +221,7 @@ class Document:
     ) -> int:
         """Write one's own section, and give its version. `inputs` are the versions of what it rests on (`view.versions`).
 
-        Orchestrators may contribute for another `agent`. In mode reject, Conflict when another instance was here meanwhile.
+        What the same instance contributed before is replaced; several processes of an agent need an `instance` each. Orchestrators may contribute for another `agent`. In mode reject, Conflict when another instance was here meanwhile.
         """
         owner = self._scope.actor if agent is None else agent
         element = SOLE if self.mode == "reject" else self._scope.instance if instance is None else instance
@@ -277,7 +278,7 @@ class Document:
                 if conflict.key != put.key:
                     raise
                 if not seen or conflict.actual is not None or self._passing.get(section) != seen:
-                    raise await self._rejected(conflict, put.key, data) from conflict
+                    raise await self._rejected(conflict, put, data) from conflict
                 seen = 0
 
     async def _commit_in_mode(
@@ -292,14 +293,22 @@ class Document:
             await self._mode.settle(conflict)
         return await self._scope.commit(operations, conditions, request_id)
 
-    async def _rejected(self, conflict: Conflict, key: str, data: Any) -> Conflict:
-        [entry] = await self._scope.engine.get(self._scope.space, [key])
+    async def _rejected(self, conflict: Conflict, put: Put, data: Any) -> Conflict:
+        [entry] = await self._scope.engine.get(self._scope.space, [put.key])
         theirs = None if entry is None else contribution_of(self._sections.section(entry))
-        wrote = "nobody any more" if theirs is None else f"instance {theirs.instance!r} at version {theirs.version}"
+        if theirs is None:
+            why = "what this instance has seen in this section is there no more"
+        elif theirs.instance == decode(put.value, dict)["instance"]:
+            why = (
+                f"instance {theirs.instance!r} wrote this section at version {theirs.version}, and this is of the same instance but "
+                "has not seen that; processes of one agent need an instance= each"
+            )
+        else:
+            wrote = f"instance {theirs.instance!r} wrote this section at version {theirs.version}"
+            why = f"{wrote}, and this instance has not seen that"
         return Conflict(
-            f"nothing was contributed to {self.name!r}: {wrote} wrote this section, and this instance has not seen that; "
-            "read the document and decide again",
-            key=key,
+            f"nothing was contributed to {self.name!r}: {why}; read the document and decide again",
+            key=put.key,
             condition=conflict.condition,
             actual=entry,
             mine=data,

@@ -248,7 +248,11 @@ async def declare_reducers(call: Call, path: DocumentAt, headers: Changing, body
 
 
 class Contributing(Wire, frozen=True):
-    """What to contribute, from which inputs, and how surely. `agent` is for orchestrators."""
+    """What to contribute, from which inputs, and how surely. `agent` is for orchestrators.
+
+    `instance` tells processes of one agent apart, each of which has a contribution of its own in mode merge. Those that name none are the
+    same one, "1": the later contribution replaces the earlier.
+    """
 
     data: Any
     inputs: dict[str, Version] | None = None
