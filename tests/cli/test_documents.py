@@ -129,6 +129,22 @@ def test_what_waits_for_a_person_is_decided_by_one_who_says_why(cli: Cli) -> Non
     assert cli("doc", "escalations", "--json").json == []
 
 
+def test_an_override_needs_a_reason_and_is_shown_as_one(cli: Cli) -> None:
+    id = contradiction(cli)
+    first = cli("doc", "resolve", NAME, id, "--json").json
+    assert first["overrode"] is None
+    again = ("doc", "resolve", NAME, id, "--by", "confidence")
+    assert "needs a justification" in cli(*again, code=2).err
+    words = cli(*again, "--why", "the ranks were a sample").out
+    [settled] = cli("doc", "resolutions", NAME, "--json").json
+    assert (settled["winner"], settled["justification"]) == ("market-analysis/1", "the ranks were a sample")
+    assert words.endswith(f"; overrode the decision of version {settled['overrode']}\n")
+    assert cli("doc", "resolutions", NAME).out.rstrip().split("\t")[5:] == [
+        str(settled["overrode"]),
+        settled["justification"],
+    ]
+
+
 def test_approvals_count_for_a_consensus(cli: Cli) -> None:
     id = contradiction(cli)
     votes = [word for name in ("ann", "bob", "eve") for word in ("--approve", f"{name}=market-analysis/1")]

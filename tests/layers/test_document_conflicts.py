@@ -233,7 +233,7 @@ async def test_consensus_needs_enough_of_enough(store: Store, boss: Space) -> No
     await said(store, "reporting", {"symbol": "MSFT", "recommendation": "increase"}, 0.9)
     found = await contradiction(store)
     for quorum, wins in (("2/3", True), ("3/3", False), ("1/2", True), ("3/4", False), ("2/4", False)):
-        settled = await boss.document(NAME).resolve(found, by="consensus", quorum=quorum)
+        settled = await boss.document(NAME).resolve(found, by="consensus", quorum=quorum, justification="counted anew")
         assert settled.winner == ("reporting/1" if wins else None), quorum
         assert "2 of 3" in settled.reason
 
@@ -267,6 +267,32 @@ async def test_a_person_overrides_a_decision_and_says_why(store: Store, boss: Sp
     with pytest.raises(Conflict, match="only a person overrides that"):
         await doc.resolve(found)
     assert await doc.resolutions() == [second]
+
+
+async def test_whoever_decides_anew_about_the_same_outputs_says_why(store: Store, boss: Space) -> None:
+    doc, found = boss.document(NAME), await contradiction(store)
+    first = await doc.resolve(found, by="priority")
+    before = await everything(boss)
+    for by in ("priority", "confidence", "consensus", "escalate"):
+        with pytest.raises(InvalidInput, match=r"decided by 'priority' already, for risk/1; .* needs a justification"):
+            await doc.resolve(found, by=by)
+    assert await everything(boss) == before
+    second = await doc.resolve(found, by="confidence", justification="the ranks were a sample")
+    assert (first.winner, second.winner) == ("risk/1", "market-analysis/1")
+    assert (second.justification, second.method) == ("the ranks were a sample", "confidence")
+    assert second.overrode is not None
+    assert await doc.resolutions() == [second]
+
+
+async def test_a_decision_that_is_escalated_is_open_until_a_person_decides(store: Store, boss: Space) -> None:
+    doc, found = boss.document(NAME), await contradiction(store)
+    await doc.resolve(found)
+    await doc.resolve(found, by="escalate", justification="the desk disagrees")
+    [waiting] = await doc.escalations()
+    assert [(each.id, each.escalated) for each in await doc.conflicts()] == [(waiting.conflict.id, True)]
+    decided = await doc.resolve(found, by="person", winner="risk/1", justification="looked at it")
+    assert decided.overrode is not None
+    assert (await doc.conflicts(), await doc.escalations()) == ([], [])
 
 
 async def test_a_contradiction_is_open_again_when_a_party_writes_again(store: Store, boss: Space) -> None:
@@ -345,7 +371,7 @@ async def test_a_resolution_that_makes_no_sense_is_refused(store: Store, boss: S
     before = await everything(boss)
     wrong: list[dict[str, Any]] = [
         {"by": "dice"}, {"by": "consensus", "quorum": "most"}, {"by": "consensus", "quorum": "4/3"},
-        {"by": "priority", "winner": "risk/1"}, {"by": "priority", "justification": "because"},
+        {"by": "priority", "winner": "risk/1"}, {"by": "priority", "justification": " "},
         {"approvals": {"alice": "nobody/1"}},
     ]  # fmt: skip
     for options in wrong:

@@ -246,11 +246,12 @@ async def resolutions(session: Session, name: Name) -> None:
             each.method,
             each.by,
             output.moment(each.at) or "",
+            "" if each.overrode is None else str(each.overrode),
             each.justification or each.reason,
         ]
         for each in found
     ]
-    output.table(("conflict", "winner", "method", "by", "at", "why"), rows)
+    output.table(("conflict", "winner", "method", "by", "at", "overrode", "why"), rows)
 
 
 @command(commands)
@@ -260,7 +261,9 @@ async def resolve(
     conflict: Annotated[str, Argument(metavar="CONFLICT", help="Its id, as conflicts shows it.", show_default=False)],
     by: Annotated[str | None, Option(metavar="METHOD", help="priority, consensus, confidence or escalate.")] = None,
     winner: Annotated[str | None, Option(metavar="PARTY", help="Who is right, as a person decides it.")] = None,
-    why: Annotated[str | None, Option(metavar="TEXT", help="The justification; a person's decision needs one.")] = None,
+    why: Annotated[
+        str | None, Option(metavar="TEXT", help="The justification, for a person's decision or an override.")
+    ] = None,
     quorum: Annotated[str, Option(metavar="K/N", help="For consensus: so many of so many.")] = "2/3",
     approve: Annotated[
         list[str] | None, Option(metavar="NAME=PARTY", help="For consensus: who approves of whom. Repeatable.")
@@ -268,7 +271,8 @@ async def resolve(
 ) -> None:
     """Settle a conflict by a method, or as a person with --winner and --why.
 
-    What a method cannot settle waits for a person. Nothing that was said is removed.
+    What a method cannot settle waits for a person. What was decided already is decided anew only with --why, and what a person has
+    decided by a person. Nothing that was said is removed.
 
     \b
     Example:
@@ -293,7 +297,8 @@ async def resolve(
     elif settled.winner is None:
         output.line(output.shown(f"waits for a person: {settled.reason}"))
     else:
-        output.line(output.shown(f"{settled.winner}: {settled.reason}"))
+        instead = "" if settled.overrode is None else f"; overrode the decision of version {settled.overrode}"
+        output.line(output.shown(f"{settled.winner}: {settled.reason}{instead}"))
 
 
 def _cell(value: Any) -> str:
@@ -389,4 +394,5 @@ def _resolution(each: Resolution) -> dict[str, Any]:
         "justification": each.justification,
         "by": each.by,
         "at": output.moment(each.at),
+        "overrode": each.overrode,
     }

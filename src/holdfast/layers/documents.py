@@ -191,8 +191,9 @@ class Document:
     ) -> Resolution:
         """Settle a contradiction (or its id) by a strategy, or let it wait for a person; `winner` is None then.
 
-        A person settles it with `by="person"`, a winner and a justification, also against what was decided before. Whoever
-        wins must be sure of itself by `confidence_min`; None lets anybody win.
+        A person settles it with `by="person"`, a winner and a justification. What was decided already, about the same outputs, is
+        decided anew only with a justification, and against a person only by a person. Whoever wins must be sure of itself by
+        `confidence_min`; None lets anybody win.
         """
         view = await self.read(consistency="strong")
         options = by, winner, justification, approvals or {}, quorum, confidence_min, request_id

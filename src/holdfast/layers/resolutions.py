@@ -9,10 +9,11 @@ A strategy is a function under a name, from a Case to a Verdict: which party win
     consensus    the position for which enough speak: "2/3", or "3/3", of at least so many; approvals count if there are any
     confidence   the position whose parties are together the surest
     escalate     nobody: a person decides
-    person       the winner that is named, with a justification
+    person       the winner that is named
 
 Where nobody wins, or the winner is not sure of itself (no confidence, or one below 0.5), the contradiction waits for a person.
-What a person decides needs a justification; it may also override what was decided before.
+What a person decides needs a justification, and so does whatever is decided anew about the same outputs, by whichever way; what a person
+has decided, only a person overrides. A decision that is escalated is open again until somebody decides.
 
 Keys: `documents/resolutions/<name>/<conflict>` is what was decided: the contradiction, every party's output, method, winner,
 approvals, by whom; `documents/escalations/<name>/<conflict>` waits for a person, and is an entry like any other, so it survives
@@ -20,7 +21,7 @@ whatever process made it. Both are written by orchestrators, with an event of hi
 every write. Nothing is discarded: the parties' sections stay as they are.
 
 How it fails. A decision is conditional on the outputs it is about and on what was decided before: Conflict when one of them has
-changed. An unknown strategy, party or conflict is InvalidInput or NotFound. A contradiction whose parties wrote again is open again.
+changed. An unknown strategy, party or conflict, and an override without a justification, is InvalidInput or NotFound. A contradiction whose parties wrote again is open again.
 """
 
 from __future__ import annotations
@@ -151,10 +152,10 @@ class Resolutions:
         waiting = {each.conflict.id: each for each in await self.stored("escalations")}
         told = []
         for each in found:
-            before = decided.get(each.id)
-            if before is None or before.conflict.versions != each.versions:
-                waits = each.id in waiting and waiting[each.id].conflict.versions == each.versions
-                told.append(msgspec.structs.replace(each, escalated=waits))
+            before, waits = (found.get(each.id) for found in (decided, waiting))
+            escalated = waits is not None and waits.conflict.versions == each.versions
+            if escalated or before is None or before.conflict.versions != each.versions:
+                told.append(msgspec.structs.replace(each, escalated=escalated))
         return told
 
     async def stored(self, what: str) -> list[Resolution]:
@@ -188,10 +189,11 @@ class Resolutions:
             raise InvalidInput(
                 f"approvals name parties of the conflict, {', '.join(here.parties)}; not {unknown!r:.100}"
             )
+        _check_justification(justification)
         if by == "person":
             verdict = _by_person(here, winner, justification)
-        elif winner is not None or justification is not None:
-            raise InvalidInput("only a person names the winner and says why: resolve it with by='person'")
+        elif winner is not None:
+            raise InvalidInput("only a person names the winner: resolve it with by='person'")
         else:
             case = Case(here, view, self._judgement.priorities, quorum, approvals)
             verdict = _sure(case, self._judgement.strategies[by](case), confidence_min)
@@ -242,12 +244,8 @@ class Resolutions:
         async def decide() -> Any:
             [before, escalation] = await transaction.read(decided, waiting)
             transaction.conditions += self._unchanged(view, conflict)
-            if before is not None and method != "person" and _is_a_persons(before, conflict):
-                raise Conflict(
-                    f"a person has decided conflict {id} in {self._name!r}; only a person overrides that: by='person', with a justification",
-                    key=decided,
-                    actual=before,
-                )
+            if before is not None:
+                self._check_override(before, conflict, method, justification)
             overrode = None if before is None or verdict.winner is None else before.version
             decision = verdict.winner, verdict.reason, outputs, approvals, justification
             made.append(_Stored(settled, method, *decision, overrode))
@@ -267,6 +265,23 @@ class Resolutions:
         found = [*await self.stored("resolutions"), *await self.stored("escalations")]
         return next(each for each in found if each.conflict.id == id)
 
+    def _check_override(self, before: Entry, conflict: Contradiction, method: str, justification: str | None) -> None:
+        """Refuse to decide anew what was decided about the same outputs, unless by who may, with a justification."""
+        found = decode(before.value, _Stored)
+        if found.conflict.versions != conflict.versions:
+            return
+        which = f"conflict {conflict.id} in {self._name!r}"
+        if found.method == "person" and method != "person":
+            raise Conflict(
+                f"a person has decided {which}; only a person overrides that: by='person', with a justification",
+                key=before.key,
+                actual=before,
+            )
+        if justification is None:
+            raise InvalidInput(
+                f"{which} was decided by {found.method!r} already, for {found.winner}; to override that needs a justification: say why"
+            )
+
     def _unchanged(self, view: DocumentView, conflict: Contradiction) -> list[Condition]:
         """That the outputs are those it was decided about."""
         conditions: list[Condition] = []
@@ -277,12 +292,6 @@ class Resolutions:
                 body = DOCUMENTS.key("bodies", self._name)
                 conditions.append(VersionIs(body, version) if version else Absent(body))
         return conditions
-
-
-def _is_a_persons(before: Entry, conflict: Contradiction) -> bool:
-    """Whether a person decided this, about the same outputs."""
-    found = decode(before.value, _Stored)
-    return found.method == "person" and found.conflict.versions == conflict.versions
 
 
 async def stored(scope: Scope, what: str, name: str | None = None) -> list[Resolution]:
@@ -385,11 +394,18 @@ def _sure(case: Case, verdict: Verdict, confidence_min: float | None) -> Verdict
 def _by_person(conflict: Contradiction, winner: str | None, justification: str | None) -> Verdict:
     if winner not in conflict.parties:
         raise InvalidInput(f"name the winner, one of {', '.join(conflict.parties)}; not {winner!r:.60}")
-    if not isinstance(justification, str) or not justification.strip():
+    if justification is None:
         raise InvalidInput("a person's decision needs a justification: say why, for those who ask later")
-    if len(justification) > TEXT_MAX:
-        raise InvalidInput(f"a justification has at most {TEXT_MAX:,} characters, not {len(justification):,}")
     return Verdict(winner, "a person decided")
+
+
+def _check_justification(text: str | None) -> None:
+    if text is None:
+        return
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInput("a justification is a text that says why, for those who ask later")
+    if len(text) > TEXT_MAX:
+        raise InvalidInput(f"a justification has at most {TEXT_MAX:,} characters, not {len(text):,}")
 
 
 def _quorum(text: str) -> tuple[int, int]:

@@ -215,6 +215,21 @@ async def test_a_document_is_bounded_in_bytes_and_its_contributions_come_in_page
     )
 
 
+async def test_an_override_without_a_justification_is_refused(port: Running, lead: httpx.AsyncClient) -> None:
+    async with port.client(MARKET) as market, port.client(RISK) as risk:
+        await said(market, {"symbol": "MSFT", "recommendation": "increase"}, confidence=0.9)
+        await said(risk, {"symbol": "MSFT", "recommendation": "reduce"}, confidence=0.8)
+    [found] = (await lead.get(f"{BASE}/conflicts/research/MSFT")).json()["conflicts"]
+    url, settle = f"{BASE}/resolutions/research/MSFT", {"conflict": found["id"], "by": "priority"}
+    assert (await lead.post(url, json=settle)).json()["winner"] == "risk/1"
+    settle["by"] = "confidence"
+    refused = await lead.post(url, json=settle)
+    assert (refused.status_code, "needs a justification" in refused.json()["message"]) == (400, True)
+    override = (await lead.post(url, json={**settle, "justification": "the ranks were a sample"})).json()
+    assert (override["winner"], override["justification"]) == ("market/1", "the ranks were a sample")
+    assert (await lead.get(url)).json()["resolutions"] == [override]
+
+
 async def test_documents_are_listed_page_by_page(lead: httpx.AsyncClient) -> None:
     for name in ("a", "b/1", "b/2"):
         await lead.put(f"{BASE}/documents/{name}", json={}, headers={"If-None-Match": "*"})
@@ -250,5 +265,8 @@ async def test_a_conflict_is_found_waits_for_a_person_and_is_decided(port: Runni
         assert (await market.get(url)).json()["resolutions"] == [decided.json()]
         assert (await market.get(f"{BASE}/conflicts/research/MSFT")).json() == {"conflicts": []}
         assert (await market.get(f"{BASE}/escalations")).json() == {"resolutions": []}
+        assert decided.json()["overrode"] is None
+        override = {"conflict": found["id"], "by": "person", "winner": "market/1", "justification": "hedged elsewhere"}
+        assert (await lead.post(url, json=override)).json()["overrode"] > 0
     missing = await lead.post(f"{BASE}/resolutions/research/MSFT", json={"conflict": "0" * 16})
     assert missing.status_code == 404

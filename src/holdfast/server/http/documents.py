@@ -429,6 +429,8 @@ class ResolutionShown(msgspec.Struct, frozen=True):
     justification: str | None
     by: str
     at: datetime
+    overrode: int | None
+    """The version of the decision that this one replaced."""
 
 
 class ResolutionList(msgspec.Struct, frozen=True):
@@ -438,7 +440,10 @@ class ResolutionList(msgspec.Struct, frozen=True):
 
 
 class Settlement(Wire, frozen=True):
-    """Which conflict, and how: by a method, or by a person who names the winner and says why."""
+    """Which conflict, and how: by a method, or by a person who names the winner and says why.
+
+    What was decided already is decided anew only with a justification.
+    """
 
     conflict: Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="Its id.")]
     by: Literal["priority", "consensus", "confidence", "escalate", "person"] = "priority"
@@ -493,7 +498,15 @@ def _conflict(each: Contradiction) -> ConflictShown:
 def _resolution(each: Resolution) -> ResolutionShown:
     said = each.outputs, each.approvals, each.justification
     return ResolutionShown(
-        each.document, _conflict(each.conflict), each.method, each.winner, each.reason, *said, each.by, each.at
+        each.document,
+        _conflict(each.conflict),
+        each.method,
+        each.winner,
+        each.reason,
+        *said,
+        each.by,
+        each.at,
+        each.overrode,
     )
 
 
