@@ -229,6 +229,62 @@ async def test_equal_priorities_wait_for_a_person(store: Store, boss: Space) -> 
     assert (await boss.document(NAME).resolve(await contradiction(store))).winner is None
 
 
+@pytest.mark.parametrize(
+    ("by", "reason"),
+    [
+        ("priority", "none of alpha/1, beta/1, gamma/1 has a rank"),
+        ("consensus", "1 of 3 agree"),
+        ("confidence", "equally sure"),
+    ],
+)
+async def test_who_claims_as_much_as_another_does_not_agree_with_it(by: str, reason: str) -> None:
+    async with holdfast.open("memory:", background=False) as store:
+        doc = store.space("contoso", agent="orchestrator").document(NAME)
+        await doc.replace({"capacity": {"capital": 1000}}, etag=0)
+        for agent in ("alpha", "beta", "gamma"):
+            await said(store, agent, {"claims": {"capital": 700}}, 0.9)
+        [found] = await doc.conflicts()
+        settled = await doc.resolve(found, by=by)
+        assert settled.winner is None
+        assert reason in settled.reason
+        [waiting] = await doc.conflicts()
+        assert waiting.escalated
+
+
+@pytest.mark.parametrize(("ranks", "winner"), [
+    ({}, None), ({"beta": 1}, "beta/1"), ({"alpha": 2, "beta": 2}, None), ({"alpha": 2, "beta": 3}, "beta/1"),
+    ({"elsewhere": 9}, None),
+])  # fmt: skip
+async def test_priority_chooses_nobody_by_the_alphabet(ranks: dict[str, int], winner: str | None) -> None:
+    async with holdfast.open("memory:", background=False) as store:
+        boss = store.space("contoso", agent="orchestrator")
+        boss.judgement.priorities = ranks
+        for agent in ("alpha", "beta", "gamma"):
+            await said(store, agent, {"claims": {"desk": 1}})
+        [found] = await boss.document(NAME).conflicts()
+        assert (await boss.document(NAME).resolve(found, by="priority")).winner == winner
+
+
+async def test_of_what_says_nothing_priority_chooses_nobody(boss: Space, store: Store) -> None:
+    for agent in ("market-analysis", "reporting", "risk"):
+        await said(store, agent, 1)
+    boss.judgement.priorities = {"market-analysis": 1, "risk": 1}
+    boss.judgement.detectors = {"late": lambda view: [Contradiction("deadline", "", "x", tuple(view.sections), {})]}
+    [found] = await boss.document(NAME).conflicts()
+    assert (await boss.document(NAME).resolve(found)).winner is None
+
+
+async def test_a_decision_keeps_the_body_where_that_is_a_party(store: Store, boss: Space) -> None:
+    doc, late = boss.document(NAME), {"ready_at": "2026-03-01T12:00:00Z"}
+    await doc.replace({"deadline": "2026-03-01T09:00:00Z", "round": 1}, etag=0)
+    await said(store, "risk", late)
+    [found] = await doc.conflicts()
+    settled = await doc.resolve(found, by="priority")
+    assert settled.winner == "risk/1"
+    assert settled.outputs == {"risk/1": late, "body": {"deadline": "2026-03-01T09:00:00Z", "round": 1}}
+    assert [each.outputs for each in await doc.resolutions()] == [settled.outputs]
+
+
 async def test_consensus_needs_enough_of_enough(store: Store, boss: Space) -> None:
     await said(store, "reporting", {"symbol": "MSFT", "recommendation": "increase"}, 0.9)
     found = await contradiction(store)

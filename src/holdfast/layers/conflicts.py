@@ -55,7 +55,8 @@ class Contradiction(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     """What each party says about it."""
     positions: dict[str, str] = {}
-    """For whom parties stand together: the same text is the same position. Without one, what each says is its position."""
+    """For whom parties stand together: the same text is the same position. Without one, what each says is its position, and of
+    those who contend for a resource each has its own."""
     versions: dict[str, int] = {}
     """Of the parties' sections."""
     escalated: bool = False

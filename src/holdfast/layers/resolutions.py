@@ -5,12 +5,13 @@
 
 A strategy is a function under a name, from a Case to a Verdict: which party wins and why, or nobody.
 
-    priority     the agent that ranks highest (PRIORITIES is a sample: compliance 100, risk 75, market-analysis 50, reporting 25)
+    priority     the agent that ranks highest, if one has a rank and no other has the same (PRIORITIES is a sample: compliance 100, risk 75, market-analysis 50, reporting 25)
     consensus    the position for which enough speak: "2/3", or "3/3", of at least so many; approvals count if there are any
     confidence   the position whose parties are together the surest
     escalate     nobody: a person decides
     person       the winner that is named
 
+Parties that say the same stand together; those that contend for a resource each stand for themselves, also when they claim as much.
 Where nobody wins, or the winner is not sure of itself (no confidence, or one below 0.5), the contradiction waits for a person.
 What a person decides needs a justification, and so does whatever is decided anew about the same outputs, by whichever way; what a person
 has decided, only a person overrides. A decision that is escalated is open again until somebody decides.
@@ -41,7 +42,7 @@ from holdfast.errors import Conflict, InvalidInput, NotFound
 from holdfast.keys import Subspace
 from holdfast.layers.answers import answered, once
 from holdfast.layers.conflicts import DETECTORS, Contradiction, Detector, found_in
-from holdfast.layers.contributions import DocumentView
+from holdfast.layers.contributions import BODY, DocumentView
 from holdfast.layers.history import History
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SECTIONS
@@ -72,9 +73,13 @@ class Case(msgspec.Struct, frozen=True):
     """Approver → the party that is approved."""
 
     def position(self, party: str) -> str:
-        """What a party stands for."""
-        said = self.conflict.positions.get(party)
-        return encode(self.conflict.values.get(party)).decode() if said is None else said
+        """What a party stands for. Who contends for a resource stands for itself, and so does who says nothing."""
+        conflict = self.conflict
+        if party in conflict.positions:
+            return conflict.positions[party]
+        if conflict.kind == "resource-contention" or party not in conflict.values:
+            return party
+        return encode(conflict.values[party]).decode()
 
     def confidence(self, party: str) -> float | None:
         found = self.view.sections.get(party)
@@ -238,7 +243,8 @@ class Resolutions:
             )
         said = {party: _output(value) for party, value in conflict.values.items()}
         settled = msgspec.structs.replace(conflict, values=said, escalated=verdict.winner is None)
-        outputs = {party: _output(view.sections[party].data) for party in conflict.parties if party in view.sections}
+        there = view.versions
+        outputs = {party: _output(_said_by(view, party)) for party in conflict.parties if party in there}
         transaction, made = Transaction(self._scope), []
 
         async def decide() -> Any:
@@ -313,6 +319,10 @@ def _read(entry: Entry, what: str) -> Resolution:
     return Resolution(**told, by=entry.owner, at=as_datetime(entry.updated_at), document=document)
 
 
+def _said_by(view: DocumentView, party: str) -> Any:
+    return view.body if party == BODY else view.sections[party].data
+
+
 def _output(data: Any) -> Any:
     value = encode(data)
     if len(value) <= OUTPUT_BYTES_MAX:
@@ -324,8 +334,11 @@ def _output(data: Any) -> Any:
 
 
 def by_priority(case: Case) -> Verdict:
-    """The agent that ranks highest."""
-    ranks = {party: case.priorities.get(party.partition("/")[0], 0) for party in case.conflict.parties}
+    """The agent that ranks highest; nobody if none of them has a rank, or the highest do not agree."""
+    agents = {party: party.partition("/")[0] for party in case.conflict.parties}
+    if not any(agent in case.priorities for agent in agents.values()):
+        return Verdict(None, f"none of {', '.join(agents)} has a rank")
+    ranks = {party: case.priorities.get(agent, 0) for party, agent in agents.items()}
     highest = max(ranks.values())
     first = [party for party, rank in ranks.items() if rank == highest]
     if len({case.position(party) for party in first}) > 1:
@@ -358,7 +371,7 @@ def by_confidence(case: Case) -> Verdict:
         weights[case.position(party)] = weights.get(case.position(party), 0.0) + sure
     ranked = sorted(weights.values(), reverse=True)
     if len(ranked) > 1 and ranked[0] == ranked[1]:
-        return Verdict(None, f"both sides are equally sure ({ranked[0]:g})")
+        return Verdict(None, f"the sides are equally sure ({ranked[0]:g})")
     best = max(weights, key=lambda position: weights[position])
     winner = case.surest([party for party in case.conflict.parties if case.position(party) == best])
     return Verdict(winner, f"its side weighs {ranked[0]:g} of {sum(ranked):g}")
