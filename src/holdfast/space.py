@@ -67,11 +67,11 @@ class Space:
         scope: Scope,
         blob_folder: Callable[[], Path],
         coordination: Coordination,
-        judgement: Judgement | None = None,
+        judgements: dict[str, Judgement] | None = None,
         origin: Origin | None = None,
     ) -> None:
         self.origin = origin
-        self._judgement = judgement
+        self._judgements = {} if judgements is None else judgements
         self._scope = scope
         self._blob_folder = blob_folder
         self._coordination = coordination
@@ -99,10 +99,10 @@ class Space:
 
     @cached_property
     def judgement(self) -> Judgement:
-        """Detectors and strategies for documents, by name."""
+        """Detectors and strategies for documents, by name; the same for all views of the space that the store gives."""
         from holdfast.layers.resolutions import Judgement
 
-        return self._judgement or Judgement()
+        return self._judgements.setdefault(self.name, Judgement())
 
     @cached_property
     def audit(self) -> Audit:
@@ -325,7 +325,7 @@ class Space:
         return Wanted(self._coordination, self._scope, self._view, kind, name, *times, size, units, shared)
 
     def _view(self, scope: Scope) -> Space:
-        return Space(scope, self._blob_folder, self._coordination, self.judgement, self.origin)
+        return Space(scope, self._blob_folder, self._coordination, self._judgements, self.origin)
 
     async def commit(self, *parts: Condition | Operation, request_id: str | None = None) -> Receipt:
         """Conditions and operations on records in one batch, all or nothing.

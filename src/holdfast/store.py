@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.layers.caretaker import Caretaker
     from holdfast.layers.coordination import Coordination
+    from holdfast.layers.resolutions import Judgement
     from holdfast.layers.standings import Locks
     from holdfast.middleware.cache import CachedEngine
     from holdfast.middleware.cache_options import Cache
@@ -144,6 +145,8 @@ class Store:
         self._audited: set[str] = set()
         self._created: WeakSet[CreatedOnFirstUse] = WeakSet()
         self._identity: Identity | None = None
+        self._judgements: dict[str, Judgement] = {}
+        """By space: what its user registered there is known to every view of it."""
 
     async def __aenter__(self) -> Store:
         if self._engine is not None and self._awaited:  # async with await holdfast.open(…)
@@ -302,7 +305,7 @@ class Store:
             self._caretaker.look_after(name)
         origin = Origin(self.url, self._token, None if self._temporary is not None else self._blobs)
         scope = self._scope(name, agent, instance, engine, seen)
-        return Space(scope, self._blob_folder, self._coordination, origin=origin)
+        return Space(scope, self._blob_folder, self._coordination, self._judgements, origin)
 
     def seen_through(self, engine: Engine, name: str, agent: str, coordination: Coordination) -> Space:
         """A space as a keeper shows it to one of its clients: through the engine that holds the client's rules."""

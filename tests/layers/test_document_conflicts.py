@@ -58,6 +58,59 @@ async def test_increase_against_reduce_of_msft_is_found(store: Store, boss: Spac
     assert again.id == found.id
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("MSFT shows strong growth indicators and recommends increasing position size",
+         "MSFT faces elevated sector-specific risk and recommends reducing exposure"),
+        ("recommends increasing position size", "recommends reducing exposure"),
+        ("strong buy", "sell"), ("Long", "short"), ("we would raise it", "CUT by half"), ("add to the position", "trim"),
+        ("increase position size", "reduce exposure as volatility is increasing"), ("accumulating", "time to divest!"),
+        ("increase for the long term", "a short run problem; reduce"),
+    ],
+)  # fmt: skip
+async def test_opposite_words_anywhere_in_a_recommendation_are_found(one: str, other: str) -> None:
+    async with holdfast.open("memory:", background=False) as store:
+        await said(store, "market-analysis", {"symbol": "MSFT", "recommendation": one})
+        await said(store, "risk", {"symbol": "MSFT", "recommendation": other})
+        [found] = await store.space("contoso").document(NAME).conflicts()
+        assert found.values == {"market-analysis/1": one, "risk/1": other}
+
+
+@pytest.mark.parametrize(
+    "said_so",
+    ["do not increase", "don't buy", "don\u2019t buy", "I would never add here", "no need to increase", "we do not recommend an increase",
+     "hold rather than buy", "avoid buying", "hold, the long-term outlook is good", "hold for the long term", "the address is additional",
+     "risk is increasing, so sell", "a buyback", "a buy-back is likely", "hold", ""],
+)  # fmt: skip
+async def test_what_is_negated_or_says_both_or_neither_contradicts_nobody(said_so: str) -> None:
+    async with holdfast.open("memory:", background=False) as store:
+        await said(store, "a", {"symbol": "MSFT", "recommendation": said_so})
+        await said(store, "b", REDUCE)
+        await said(store, "c", {"symbol": "AAPL", "recommendation": "buy"})
+        assert await store.space("contoso").document(NAME).conflicts() == []
+
+
+async def test_symbols_are_the_same_in_any_case(store: Store, boss: Space) -> None:
+    await said(store, "market-analysis", {"symbol": "msft", "recommendation": "buy"})
+    await said(store, "risk", {"symbol": " MSFT", "recommendation": "sell"})
+    [found] = await boss.document(NAME).conflicts()
+    assert found.subject == "MSFT"
+    boss.judgement.detectors = {"far": differing("target", tolerance=1, per="symbol")}
+    await said(store, "a", {"symbol": "Aapl", "target": 1})
+    await said(store, "b", {"symbol": "AAPL", "target": 3})
+    assert [each.subject for each in await boss.document(NAME).conflicts()] == ["AAPL"]
+
+
+async def test_who_names_no_symbol_means_the_one_that_the_others_name(store: Store, boss: Space) -> None:
+    await said(store, "market-analysis", INCREASE)
+    await said(store, "risk", {"recommendation": "reduce exposure"})
+    [found] = await boss.document(NAME).conflicts()
+    assert (found.subject, found.parties) == ("MSFT", ("market-analysis/1", "risk/1"))
+    await said(store, "reporting", {"symbol": "AAPL"})
+    assert await boss.document(NAME).conflicts() == [], "of two symbols nobody knows which is meant"
+
+
 async def test_more_claimed_than_there_is_is_found(store: Store, boss: Space) -> None:
     await boss.document(NAME).replace({"capacity": {"capital": 1000}}, etag=0)
     await said(store, "a", {"claims": {"capital": 600, "desk": 1}})
@@ -120,6 +173,19 @@ async def test_detectors_are_functions_under_a_name(store: Store, boss: Space) -
     assert [(each.rule, each.parties) for each in found] == [("far", ("a/1", "c/1")), ("silent", ("a/1", "b/1", "c/1"))]
     async with boss.lock("l") as guard:
         assert len(await guard.space.document(NAME).conflicts()) == 2
+
+
+async def test_what_is_registered_for_a_space_is_known_to_all_its_views(store: Store, boss: Space) -> None:
+    boss.judgement.detectors["far"] = differing("target", tolerance=10)
+    boss.judgement.priorities["a"] = 7
+    await said(store, "a", {"target": 400})
+    await said(store, "b", {"target": 411})
+    again = store.space("contoso", agent="orchestrator")
+    [found] = await again.document(NAME).conflicts()
+    assert (found.rule, (await again.document(NAME).resolve(found)).winner) == ("far", "a/1")
+    assert "far" not in store.space("fabrikam").judgement.detectors
+    async with holdfast.open("memory:", background=False) as other:
+        assert "far" not in other.space("contoso").judgement.detectors
 
 
 # --- settling ---

@@ -6,12 +6,15 @@ A detector is a function from a DocumentView to the contradictions in it, under 
 
 Shipped, and looked for unless others are named:
 
-    opposite-recommendation   output-inconsistency   one says increase, another reduce, of the same symbol:
-                                                     {"symbol": "MSFT", "recommendation": "increase position size"}
+    opposite-recommendation   output-inconsistency   one says increase (UP), another reduce (DOWN), of the same symbol:
+                                                     {"symbol": "MSFT", "recommendation": "recommends increasing position size"}
     contested-resource        resource-contention    more is claimed than there is: {"claims": {"capital": 700}} and, in the
                                                      body, {"capacity": {"capital": 1000}}; without a capacity one may claim it
     missed-deadline           deadline               one is ready after the deadline of another, or of the body:
                                                      {"ready_at": "2026-03-01T12:00:00Z"}, {"deadline": "2026-03-01T09:00:00Z"}
+
+A recommendation is read word by word (`opposed`). That is no understanding of language: what is negated ("do not increase"), or says both and does not
+begin with either, says nothing. Agents that say {"recommendation": "increase"} are understood best.
 
 `opposed`, `differing` and `contested` make detectors for other fields. Detectors only look: nothing is stored here. What
 agents wrote in another shape is no contradiction. A contradiction's id depends on rule, subject and parties, so the same one
@@ -21,6 +24,7 @@ is found again under the same id; `versions` say which outputs it was about.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import combinations
@@ -39,8 +43,23 @@ ID_CHARS: Final = 16
 POSITION_CHARS: Final = 200
 """Of a text that stands for a position."""
 
-UP: Final = ("increas", "buy", "overweight", "upgrad", "accumulat")
-DOWN: Final = ("reduc", "decreas", "sell", "trim", "underweight", "downgrad", "divest")
+TEXT_CHARS: Final = 2_000
+"""Of a text that is looked through for words."""
+
+UP: Final = (
+    "increas*", "rais*", "add", "adds", "adding", "buy", "buys", "buying", "long", "overweight", "upgrad*", "accumulat*",
+)  # fmt: skip
+DOWN: Final = (
+    "reduc*", "decreas*", "cut", "cuts", "cutting", "sell", "sells", "selling", "short", "shorting", "underweight",
+    "downgrad*", "trim", "trims", "trimming", "divest*",
+)  # fmt: skip
+_NEGATIONS: Final = frozenset((
+    "not", "no", "never", "nor", "neither", "cannot", "without", "avoid", "avoids", "avoiding", "against", "than",
+))  # fmt: skip
+_NEGATED: Final = 3
+"""Words behind a negation that it may be about: not recommend an increase."""
+_WORD: Final = re.compile(r"(?:long|short)(?:er)?[ -](?:term|run)|\w+(?:[-']\w+)*")
+"""A compound is a word of its own (sell-off, long-term), and so is a horizon without its hyphen."""
 
 
 class Contradiction(msgspec.Struct, frozen=True):
@@ -91,19 +110,23 @@ def found_in(view: DocumentView, detectors: Mapping[str, Detector]) -> list[Cont
 def opposed(
     field: str, one: Iterable[str], other: Iterable[str], *, per: str | None = None, kind: Kind = "output-inconsistency"
 ) -> Detector:
-    """Contributions whose text in `field` begins with a word of `one`, against those with a word of `other`.
+    """Contributions whose text in `field` has a word of `one`, against those with a word of `other`.
 
-    `per` names the field that says what it is about; only what is about the same is compared.
+    Words are whole, in any case and anywhere in the text; `increas*` stands for all that begin so. A text that has words of both
+    is on the side of the word it begins with, or on none; one that has a negated word is on none.
+
+    `per` names the field that says what it is about, in any case; only what is about the same is compared. Where all that name it
+    name the same, who names nothing means that.
     """
-    sides = {"one": tuple(one), "other": tuple(other)}
+    sides = {"one": _words(one), "other": _words(other)}
 
     def detect(view: DocumentView) -> Iterator[Contradiction]:
+        names = _names(view, per)
         subjects: dict[str, dict[str, list[Contribution]]] = {}
         for each in view.sections.values():
-            said, about = _field(each.data, field), None if per is None else _field(each.data, per)
-            side = next((name for name, words in sides.items() if _begins(said, words)), None)
+            side = _side(_field(each.data, field), sides)
             if side is not None:
-                subjects.setdefault(_subject(about), {"one": [], "other": []})[side].append(each)
+                subjects.setdefault(names[each.section], {"one": [], "other": []})[side].append(each)
         for about, said_by in subjects.items():
             if said_by["one"] and said_by["other"]:
                 values, positions = {}, {}
@@ -117,11 +140,12 @@ def opposed(
 
 
 def differing(field: str, *, tolerance: float, per: str | None = None) -> Detector:
-    """Two contributions whose numbers in `field` are further apart than `tolerance`."""
+    """Two contributions whose numbers in `field` are further apart than `tolerance`; `per` as in `opposed`."""
 
     def detect(view: DocumentView) -> Iterator[Contradiction]:
+        names = _names(view, per)
         numbers = [
-            (each.section, value, _subject(None if per is None else _field(each.data, per)))
+            (each.section, value, names[each.section])
             for each in view.sections.values()
             if is_number(value := _field(each.data, field))
         ]
@@ -184,13 +208,42 @@ def _field(data: Any, path: str) -> Any:
     return data
 
 
+def _names(view: DocumentView, per: str | None) -> dict[str, str]:
+    """What each section is about, by the field `per`: of several spellings the first by the alphabet; "" is the document."""
+    told = {name: "" if per is None else _subject(_field(each.data, per)) for name, each in view.sections.items()}
+    spelled: dict[str, str] = {}
+    for text in told.values():
+        if text:
+            spelled[text.casefold()] = min(text, spelled.get(text.casefold(), text))
+    unsaid = next(iter(spelled.values())) if len(spelled) == 1 else ""
+    return {name: spelled[text.casefold()] if text else unsaid for name, text in told.items()}
+
+
 def _subject(about: Any) -> str:
     """What it is about, as text; what says nothing is about the document."""
-    return "" if about is None else about if isinstance(about, str) else encode(about).decode()
+    return "" if about is None else about.strip() if isinstance(about, str) else encode(about).decode()
 
 
-def _begins(said: Any, words: tuple[str, ...]) -> bool:
-    return isinstance(said, str) and said.strip().lower().startswith(words)
+def _words(listed: Iterable[str]) -> re.Pattern[str]:
+    found = [re.escape(word.removesuffix("*").lower()) + (r"\w*" if word.endswith("*") else "") for word in listed]
+    return re.compile("|".join(found))
+
+
+def _side(said: Any, sides: Mapping[str, re.Pattern[str]]) -> str | None:
+    """Which side a text is on; None when it is on none, or nobody can tell."""
+    words = _WORD.findall(said[:TEXT_CHARS].lower().replace("\u2019", "'")) if isinstance(said, str) else []
+    found: dict[int, str] = {}
+    for place, word in enumerate(words):
+        side = next((name for name, pattern in sides.items() if pattern.fullmatch(word)), None)
+        if side is not None:
+            if any(_negates(before) for before in words[max(0, place - _NEGATED) : place]):
+                return None
+            found[place] = side
+    return found.get(0) or (next(iter(found.values())) if len(set(found.values())) == 1 else None)
+
+
+def _negates(word: str) -> bool:
+    return word in _NEGATIONS or word.endswith("n't")
 
 
 def _instant(data: Any, field: str) -> datetime | None:

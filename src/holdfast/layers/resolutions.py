@@ -131,7 +131,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 class Judgement:
-    """The detectors and strategies of a space, by name; plain dicts to add to."""
+    """The detectors and strategies of a space, by name; plain dicts to add to. One for all views of it that a store gives."""
 
     def __init__(self) -> None:
         self.detectors: dict[str, Detector] = dict(DETECTORS)
