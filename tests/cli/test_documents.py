@@ -59,6 +59,27 @@ def test_a_document_that_is_not_there_is_told_and_ends_with_4(cli: Cli) -> None:
     assert [each["name"] for each in cli("doc", "--json").json] == ["notes", NAME]
 
 
+def test_history_conflicts_and_diff_of_no_document_end_with_4(cli: Cli) -> None:
+    cli("doc", "replace", NAME, '{"n":1}')
+    for words in (("history", "MSTF"), ("conflicts", "MSTF"), ("diff", "MSTF", "0")):
+        refused = cli("doc", *words, code=4)
+        assert refused.out == ""
+        assert "there is no document 'MSTF'" in refused.err
+    assert cli("doc", "conflicts", NAME, "--json").json == []
+    assert cli("doc", "diff", NAME, "99").out == ""
+
+
+def test_the_history_of_a_deleted_document_is_shown(cli: Cli) -> None:
+    with holdfast.blocking.open("team.db", background=False) as store:
+        document = store.space("default", agent="lead").document(NAME)
+        document.replace({"n": 1}, etag=0)
+        document.delete()
+    told = cli("--store", "team.db", "doc", "history", NAME, "--json").json_lines
+    assert [each["kind"] for each in told] == ["deleted", "body"]
+    cli("--store", "team.db", "doc", "conflicts", NAME, code=4)
+    assert cli("--store", "team.db", "doc", "diff", NAME, "99").out == ""
+
+
 def test_a_document_that_is_listed_is_shown(cli: Cli) -> None:
     with holdfast.blocking.open("team.db", background=False) as store:
         space = store.space("default", agent="lead")
@@ -90,8 +111,8 @@ def test_history_and_diff_tell_what_changed(cli: Cli) -> None:
     ]
     assert events[1]["inputs"] == {"body": int(a)}
     rows = [row.split("\t") for row in cli("doc", "history", NAME, "-n", "2").out.splitlines()]
-    assert [(row[2], row[3], row[4], row[5]) for row in rows] == [
-        ("lead", "body", "", "~ n: 1 → 2"), ("market", "contributed", "market/1", "7"),
+    assert [tuple(row[2:]) for row in rows] == [
+        ("lead", "body", "", "~ n: 1 → 2", ""), ("market", "contributed", "market/1", "7", f"body {a}"),
     ]  # fmt: skip
     assert cli("doc", "history", NAME, "--before", events[1]["id"], "--json").json_lines == events[2:]
     assert cli("doc", "diff", NAME, a, b).out.splitlines() == ["~ body.n: 1 → 2", "+ contributions.market/1: 7"]

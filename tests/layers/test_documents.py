@@ -376,6 +376,15 @@ async def test_a_repeated_change_of_the_body_is_made_once(boss: Space) -> None:
     assert (await doc.read()).body == {"a": 2}
 
 
+async def test_no_body_is_no_body_and_its_writer_is_told_what_to_do(boss: Space) -> None:
+    before = await everything(boss)
+    with pytest.raises(InvalidInput, match=r"a body is not None; delete\(\) removes the document"):
+        await boss.document(NAME).replace(None, etag=0)
+    with pytest.raises(InvalidInput, match="the function gave no body"):
+        await boss.document(NAME).update(lambda body: None)
+    assert await everything(boss) == before
+
+
 async def test_a_document_under_its_lock_is_written_by_its_holder_alone(boss: Space) -> None:
     doc = boss.document(NAME)
     lock = doc.locked(ttl="30s")
@@ -383,7 +392,9 @@ async def test_a_document_under_its_lock_is_written_by_its_holder_alone(boss: Sp
     await held.update(lambda body: {"a": 1})
     await held.contribute("seen")
     with pytest.raises(LockAcquisitionError):
-        await doc.locked(wait=0).__aenter__()
+        await doc.locked().__aenter__()  # waiting is explicit
+    await doc.update(lambda body: {**body, "by": "who did not ask for the lock"})
+    assert (await held.update(lambda body: {"a": 1})).body == {"a": 1}
     await boss.locks.break_(f"documents/{NAME}")
     before = await everything(boss)
     for attempt in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, group, topic
@@ -12,6 +12,9 @@ from holdfast.layers.conflicts import Contradiction
 from holdfast.layers.contributions import DocumentView
 from holdfast.layers.history import DocumentEvent
 from holdfast.layers.resolutions import Resolution
+
+if TYPE_CHECKING:
+    from holdfast.space import Space
 
 app = topic()
 commands = topic()
@@ -67,8 +70,8 @@ async def show(session: Session, name: Name) -> None:
     """
     async with session.space() as space:
         view = await space.document(name).read(consistency="strong")
-        if not view.etag and [each.name for each in await space.documents.list(name, limit=1)] != [name]:
-            raise NotFound(f"there is no document {name!r} in space {space.name!r}; holdfast doc lists them")
+        if not view.etag:
+            await _check_there(space, name)
     if session.json:
         output.json_line(_view(view))
         return
@@ -149,21 +152,33 @@ async def history(
 ) -> None:
     """Show who wrote what, when, and from which inputs; newest first.
 
+    Documents that were deleted have one too, for as long as it is kept. If there is none the exit code is 4.
+
     \b
     Example:
       holdfast doc history research/MSFT -n 10
     """
     async with session.space() as space:
         events = await space.document(name).history(before=before, limit=values.count(limit) or 100)
+        if not events and before is None:
+            await _check_there(space, name)
     if session.json:
         for event in events:
             output.json_line(_event(event))
         return
     rows = [
-        [str(event.version), output.moment(event.at) or "", event.by, event.kind, event.section or "", _told(event)]
+        [
+            str(event.version),
+            output.moment(event.at) or "",
+            event.by,
+            event.kind,
+            event.section or "",
+            _told(event),
+            ", ".join(f"{name} {version}" for name, version in event.inputs.items()),
+        ]
         for event in events
     ]
-    output.table(("version", "at", "by", "", "section", ""), rows)
+    output.table(("version", "at", "by", "", "section", "", "inputs"), rows)
 
 
 @command(commands)
@@ -184,7 +199,10 @@ async def diff(
     """
     a, b = values.whole_number(first), None if second is None else values.whole_number(second)
     async with session.space() as space:
-        found = await space.document(name).diff(a, b)
+        document = space.document(name)
+        found = await document.diff(a, b)
+        if not found and not await document.history(limit=1):
+            await _check_there(space, name)
     for each in found:
         if session.json:
             output.json_line({"op": each.op, "path": each.path, "old": each.old, "new": each.new})
@@ -202,6 +220,8 @@ async def conflicts(session: Session, name: Name) -> None:
     """
     async with session.space() as space:
         found = await space.document(name).conflicts()
+        if not found:
+            await _check_there(space, name)
     if session.json:
         output.json_line([_conflict(each) for each in found])
         return
@@ -299,6 +319,11 @@ async def resolve(
     else:
         instead = "" if settled.overrode is None else f"; overrode the decision of version {settled.overrode}"
         output.line(output.shown(f"{settled.winner}: {settled.reason}{instead}"))
+
+
+async def _check_there(space: Space, name: str) -> None:
+    if [each.name for each in await space.documents.list(name, limit=1)] != [name]:
+        raise NotFound(f"there is no document {name!r} in space {space.name!r}; holdfast doc lists them")
 
 
 def _cell(value: Any) -> str:

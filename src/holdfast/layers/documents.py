@@ -15,7 +15,7 @@ document; those of different agents never conflict. Two instances of one agent: 
 "reject" they share one, and whoever has not seen the present one gets Conflict. Processes that name no instance are the same one, "1": in
 mode "merge" the later contribution replaces the earlier. The first contribution settles the mode. Changes of the body are conditional on the
 etag: `update` runs its function again on the fresh body, RETRIES times with random pauses; `merge` needs no luck, because
-reducers take any order; `locked` lets one at a time in, and a holder that lost its lease writes nothing.
+reducers take any order; `locked` lets one at a time in of those who ask for it, and a holder that lost its lease writes nothing.
 
 Sections are named "agent/instance" wherever they are spoken of: `view.versions`, inputs, parties of a conflict. A contribution
 is stale when something it read is at another version now, or gone.
@@ -345,6 +345,8 @@ class Document:
         """Write the body if it is still at this etag (0: if there is none); otherwise Conflict, with both versions."""
         if type(etag) is not int or etag < 0:
             raise InvalidInput(f"an etag is a version, such as view.etag; 0 when there is none yet; not {etag!r:.60}")
+        if body is None:
+            raise InvalidInput("a body is not None; delete() removes the document, and {} is one that is empty")
         return await self._write(lambda _: body, etag, 1, request_id, ["replace", self.name, etag, body])
 
     async def merge(self, change: Mapping[str, Any], *, request_id: str | None = None) -> DocumentVersion:
@@ -474,10 +476,11 @@ class Document:
             theirs=theirs,
         )
 
-    def locked(self, *, ttl: Duration | None = None, wait: Duration | None = None) -> Locked:
+    def locked(self, *, ttl: Duration | None = None, wait: Duration | None = 0) -> Locked:
         """One at a time: `async with doc.locked(ttl="30s") as held:`; whatever `held` writes needs the lock.
 
-        `wait` is how long to stand in line; as long as it takes unless it is named.
+        `wait` is how long to stand in line: 0 not at all (LockAcquisitionError), None as long as it takes. The lock is for those who
+        ask for it: who writes without it is not held up, and `held` meets that as a change by another.
         """
         return Locked(self.name, self.mode, self._lock(ttl, wait))
 

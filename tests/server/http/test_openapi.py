@@ -41,7 +41,7 @@ async def test_the_document_has_every_path_with_its_types_and_errors(market: htt
         if each.get("security") != []:
             assert {"400", "401", "403", "429", "500", "503", "504"} <= set(each["responses"]), path
         for status, response in each["responses"].items():
-            assert response["content"], (path, status)
+            assert status == "304" or response["content"], (path, status)
 
 
 def test_every_reference_of_the_document_leads_somewhere() -> None:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
 from holdfast.identity import Identity
-from holdfast.server.http.endpoint import Answer, Call, Endpoint
+from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Call, Endpoint
 from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
@@ -176,6 +176,8 @@ class Resource:
             return answer
         if not isinstance(answer, Answer):
             answer = Answer(answer)
+        if answer.status == NOT_MODIFIED:  # which has no body, whatever a body would say
+            return Response(status_code=NOT_MODIFIED, headers=answer.headers)
         return _json(answer.body, answer.status, answer.headers)
 
     def _open_to(self, request: Request) -> bool:

@@ -1,12 +1,15 @@
 """Shared documents over HTTP: the body under its ETag, contributions, history, contradictions and their settlement.
 
-The ETag of a document is that of its body. Writing a body needs If-Match with it, or If-None-Match: * when there is none yet; what
-does not hold is 412 and tells the present version. Who may write what is decided by the store: agents their own contribution,
+The ETag of a document begins with its body's version: `"17"`. What was read with contributions or reducers has a fingerprint of them behind that,
+`"17-0123456789abcdef"`, so that who asks with If-None-Match is told 304 only if nothing of it has changed. Writing a body needs If-Match with either,
+of which the body's version counts, or If-None-Match: * when there is none yet; what does not hold is 412 and tells the present version. Who may write what is decided by the store: agents their own contribution,
 orchestrators everything else. What waits for a person is listed under escalations, and settled like any other conflict.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -23,7 +26,7 @@ from holdfast.layers.history import DocumentEvent
 from holdfast.layers.history import Kind as EventKind
 from holdfast.layers.modes import Mode
 from holdfast.layers.resolutions import QUORUM, TEXT_MAX, Resolution
-from holdfast.server.http.endpoint import Answer, Call, endpoint
+from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Call, endpoint
 from holdfast.server.http.failures import EtagMismatch
 from holdfast.server.http.guards import under
 from holdfast.server.http.limits import PAGE_BYTES_MAX
@@ -42,6 +45,8 @@ from holdfast.server.http.shapes import (
 
 SCAN_PAGE: Final = 64
 """Events and contributions read at a time: they may be large."""
+FINGERPRINT_CHARS: Final = 16
+_FINGERPRINT: Final = re.compile(r'-[0-9a-f]{16}"$')
 
 DocumentName = Annotated[
     str,
@@ -55,6 +60,14 @@ DocumentName = Annotated[
 ]
 AgentName = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_-]{0,127}$", description="An agent, or an instance.")]
 EventId = Annotated[str, Meta(pattern="^[0-9]{19}$", description="The last event of the page before.")]
+BodyEtag = Annotated[
+    str,
+    Meta(
+        pattern=r'^(\*|"[0-9]{1,18}(-[0-9a-f]{16})?")$',
+        description="The ETag of a document; the body's version in it counts.",
+        examples=['"17"'],
+    ),
+]
 Party = Annotated[str, Meta(max_length=300, description="A section, agent/instance.", examples=["risk/1"])]
 
 
@@ -131,6 +144,21 @@ class ReadQuery(Wire, frozen=True):
     after: Party | None = None
 
 
+class Unchanged(Wire, frozen=True, rename={"if_none_match": "If-None-Match"}):
+    """What the reader has."""
+
+    if_none_match: (
+        Annotated[str, Meta(max_length=1000, description="ETags of what is known already; if it is one of them, 304.")]
+        | None
+    ) = None
+
+
+class AtBody(Conditional, frozen=True):
+    """The headers of what changes a body."""
+
+    if_match: BodyEtag | None = None
+
+
 class BodyWritten(msgspec.Struct, frozen=True):
     """It was written."""
 
@@ -163,9 +191,9 @@ async def list_documents(call: Call, path: InSpace, query: DocumentQuery) -> Doc
     return DocumentPage(found[: query.limit], found[query.limit - 1].name if len(found) > query.limit else None)
 
 
-@endpoint("GET", "/v1/spaces/{space}/documents/{name}")
-async def read_document(call: Call, path: DocumentAt, query: ReadQuery) -> Answer[DocumentShown]:
-    """A document with its contributions, a page at a time; the ETag is its body's. One that nobody wrote to is empty, at version 0."""
+@endpoint("GET", "/v1/spaces/{space}/documents/{name}", statuses={200: "done", 304: "it is as the ETag says"})
+async def read_document(call: Call, path: DocumentAt, query: ReadQuery, headers: Unchanged) -> Answer[DocumentShown]:
+    """A document with its contributions, a page at a time. One that nobody wrote to is empty, at version 0."""
     document = call.space(path.space).document(path.name)
     found: dict[str, Contribution] = {}
     size, more = 0, False
@@ -179,9 +207,18 @@ async def read_document(call: Call, path: DocumentAt, query: ReadQuery) -> Answe
             break
     whole = not more and query.after is None
     shown = DocumentView(view.name, view.etag, view.body if query.after is None else None, found, view.reducers)
-    return Answer(
-        _shown(shown, next(reversed(found)) if more else None, whole=whole), headers={"ETag": etag(view.etag)}
-    )
+    tag = _tag(shown)
+    known = (each.strip() for each in (headers.if_none_match or "").split(","))
+    told = _shown(shown, next(reversed(found)) if more else None, whole=whole)
+    return Answer(told, NOT_MODIFIED if tag in known else 200, {"ETag": tag})
+
+
+def _tag(view: DocumentView) -> str:
+    """Of what is shown, all of it: contributions and reducers are at no version of the body's."""
+    if not view.sections and not view.reducers:
+        return etag(view.etag)
+    told = hashlib.sha256(encode([view.versions, view.reducers])).hexdigest()
+    return f'"{view.etag}-{told[:FINGERPRINT_CHARS]}"'
 
 
 def _shown(view: DocumentView, after: str | None, *, whole: bool) -> DocumentShown:
@@ -197,7 +234,7 @@ def _shown(view: DocumentView, after: str | None, *, whole: bool) -> DocumentSho
 
 
 @endpoint("PUT", "/v1/spaces/{space}/documents/{name}", errors=(Conflict, EtagMismatch, LeaseLost, QuotaExceeded))
-async def replace_document(call: Call, path: DocumentAt, headers: Conditional, body: Any) -> Answer[BodyWritten]:
+async def replace_document(call: Call, path: DocumentAt, headers: AtBody, body: Any) -> Answer[BodyWritten]:
     """Write the body, at the etag of If-Match, or with If-None-Match: * if there is none. For orchestrators."""
     if headers.if_none_match is not None:
         expected = 0
@@ -206,7 +243,7 @@ async def replace_document(call: Call, path: DocumentAt, headers: Conditional, b
             'name the etag the body must be at, If-Match: "17", or If-None-Match: * if there is none yet'
         )
     else:
-        expected = version_of(headers.if_match)
+        expected = version_of(_FINGERPRINT.sub('"', headers.if_match))
     if body is None:
         raise InvalidInput("a body is not null; DELETE removes the document")
     document = under(call.space(path.space), headers.guard).document(path.name)

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from starlette.types import Receive
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from holdfast.server.http.port import Port
 
 T = TypeVar("T")
+NOT_MODIFIED: Final = 304
+"""The status of an answer that is its headers alone."""
 
 
 @dataclass(frozen=True)

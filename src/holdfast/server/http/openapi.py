@@ -18,7 +18,7 @@ from holdfast.errors import (
     StorageFull,
     Unavailable,
 )
-from holdfast.server.http.endpoint import Endpoint
+from holdfast.server.http.endpoint import NOT_MODIFIED, Endpoint
 from holdfast.server.http.failures import BodyTooLarge, BodyTooSlow, Failure, NotJSON
 from holdfast.server.http.table import ENDPOINTS
 
@@ -127,7 +127,10 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _successes(each: Endpoint, schemas: _Schemas) -> dict[str, Any]:
     schema = schemas.of(each.types["return"])
     content = {media: {"schema": schema if media == "application/json" else {"type": "string"}} for media in each.media}
-    return {str(status): {"description": text, "content": content} for status, text in each.statuses.items()}
+    return {
+        str(status): {"description": text, **({} if status == NOT_MODIFIED else {"content": content})}
+        for status, text in each.statuses.items()
+    }
 
 
 def _failures(each: Endpoint, schemas: _Schemas) -> dict[str, Any]:
