@@ -241,7 +241,8 @@ class Space:
         """One that decides correlations; any number may run: `await space.orchestrator(merge="majority").run()`.
 
         `merge` is a strategy's name or a callable; `strategies` adds names. `on_decision` is called with each Decision, at least
-        once, and mostly by the orchestrator that made it. `publish=True` without it leaves decisions to others that have one.
+        once, and mostly by the orchestrator that made it. Without it decisions are left to others that have one, as soon as one
+        has ever run in this space; `publish=True` leaves them there in any case, `publish=False` in none.
         """
         from holdfast.layers.orchestrator import LEASE_MS, Orchestrator
 

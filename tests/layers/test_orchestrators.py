@@ -27,8 +27,9 @@ from holdfast.layers.correlation_entries import (
     status_in,
     tag_of,
 )
-from holdfast.layers.orchestrator import ATTEMPTS_MAX, NOTE_S
+from holdfast.layers.orchestrator import ATTEMPTS_MAX
 from holdfast.layers.sections import SECTIONS
+from holdfast.layers.terms import NOTE_S
 from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
 from tests.layers.desk import BOTH, DEADLINE_S, MOMENTUM, RISK, mortal, running, seen_by, signal, soon

@@ -166,7 +166,14 @@ async def decide(
         str,
         Option(metavar="NAME", help="momentum_risk_fusion, weighted_average, majority, priority, first or all."),
     ] = "all",
-    publish: Annotated[bool, Option("--publish", help="Leave it to a running orchestrator to publish it.")] = False,
+    publish: Annotated[
+        bool,
+        Option(
+            "--publish",
+            help="Leave it to an orchestrator to publish it. Default: if one has ever run in the space that publishes.",
+        ),
+    ] = False,
+    silent: Annotated[bool, Option("--no-publish", help="Nobody is to publish it.")] = False,
 ) -> None:
     """Decide a correlation now, with the signals that are there.
 
@@ -174,8 +181,11 @@ async def decide(
     Example:
       holdfast correlation decide c-123 --merge momentum_risk_fusion
     """
+    if publish and silent:
+        raise InvalidInput("--publish and --no-publish contradict each other; give one of them")
+    told = True if publish else False if silent else None
     async with session.space() as space:
-        decision = await space.orchestrator(merge=merge, publish=publish).decide(id)
+        decision = await space.orchestrator(merge=merge, publish=told).decide(id)
     if session.json:
         output.json_line(output.plain(decision))
     else:

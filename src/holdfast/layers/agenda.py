@@ -32,6 +32,7 @@ from holdfast.layers.correlation_entries import (
     SIGNALS,
     STATES,
     Decision,
+    Living,
     Of,
     State,
     millis,
@@ -120,6 +121,8 @@ class Agenda:
         self._outbox: dict[str, ToPublish] = {}
         self._peers = {me: _number(me)}
         """Those who live, and what a hash makes of their ids."""
+        self._silent: set[str] = set()
+        """Those of them who do not publish."""
         self._claimed: dict[str, set[ToDecide | ToPublish]] = {}
         self._look_at: dict[str, int] = {}
         self._plan: list[tuple[int, int, ToDecide | ToPublish]] = []
@@ -183,6 +186,8 @@ class Agenda:
             peer = key[len(ORCHESTRATORS) :]
             if change.exists:
                 self._peers[peer] = _number(peer)
+                if not _publishes(change.value):
+                    self._silent.add(peer)
                 if self._claimed.get(peer):  # what it claimed was heard of before it was
                     self._look_at.setdefault(peer, now + self._lease_ms)
             else:
@@ -300,7 +305,10 @@ class Agenda:
         else:
             return None
         if in_turn and len(self._peers) > 1:
-            base += self.step_ms * min(len(self._before(work.corr_id)), RANK_MAX)
+            before = self._before(work.corr_id)
+            if isinstance(work, ToPublish):
+                before = [peer for peer in before if peer not in self._silent]
+            base += self.step_ms * min(len(before), RANK_MAX)
         return max(base, work.retry_at)
 
     @property
@@ -414,6 +422,7 @@ class Agenda:
     def gone(self, peer: str, now: int) -> None:
         """It does not live any more: what it claimed is free."""
         self._peers.pop(peer, None)
+        self._silent.discard(peer)
         self._look_at.pop(peer, None)
         for work in self._claimed.pop(peer, ()):
             work.since = now
@@ -425,6 +434,13 @@ def _is_of(value: bytes, run: str) -> bool:
         return decode(value, Of).run == run
     except Error:
         return False
+
+
+def _publishes(value: bytes) -> bool:
+    try:
+        return decode(value, Living).publishes
+    except Error:
+        return True
 
 
 def _number(name: str) -> int:

@@ -4,10 +4,11 @@
     correlations/open/<due>/<id>       the run, as long as it is not finished; <due> is its timeout, 13 digits of milliseconds
     correlations/context/<id>          what orchestrators publish to the agents, until it is finished
     correlations/orchestrators/<id>    an orchestrator that lives: a lease; what it claimed is free when this is gone
+    correlations/publishing            agent: decisions of this space are published, since an orchestrator ran that does; for ever
     sections/correlations/<id>/<agent>/-   Sent: one agent's signal, until the decision takes it into the state
     sections/late/<id>/<agent>/-           Sent: what came after the end
     decisions/made/<id>                Decision: what was decided, the merged context, how it came about
-    decisions/outbox/<id>              Decision: to be published by the orchestrator that its tag names
+    decisions/outbox/<id>              Decision: to be published by the orchestrator that its tag names, or by any
 
 Agents write their sections and read `correlations/`. Orchestrators write everything, and alone read `decisions/`. A state has a
 ttl from the commit that finishes it on, and never before; all that belongs to it ends with it. `run` tells one life of an
@@ -34,6 +35,7 @@ STATES: Final = CORRELATIONS.prefix("states")
 OPEN: Final = CORRELATIONS.prefix("open")
 CONTEXTS: Final = CORRELATIONS.prefix("context")
 ORCHESTRATORS: Final = CORRELATIONS.prefix("orchestrators")
+PUBLISHING: Final = CORRELATIONS.key("publishing")
 MADE: Final = DECISIONS.prefix("made")
 OUTBOX: Final = DECISIONS.prefix("outbox")
 SIGNALS: Final = "correlations"
@@ -114,6 +116,13 @@ class Of(msgspec.Struct, frozen=True):
     run: str
 
 
+class Living(msgspec.Struct, frozen=True):
+    """Of an orchestrator that lives, what the others need to know."""
+
+    publishes: bool = True
+    """Whether it has an `on_decision`; one of an earlier version does not say."""
+
+
 class Audit(msgspec.Struct, frozen=True):
     """How a decision came about."""
 
@@ -147,6 +156,8 @@ class Decision(msgspec.Struct, frozen=True):
     """The merged context."""
     audit: Audit
     decided_at: datetime
+    to_publish: bool | None = None
+    """Whether it went into the outbox, for `on_decision`; None in what an earlier version decided."""
 
 
 def check_id(corr_id: str) -> str:

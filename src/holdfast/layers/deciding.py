@@ -159,13 +159,15 @@ def case_of(
     return Case(state, signals, told, keys, tuple(as_read), forced, size)
 
 
-async def conclude(case: Case, merge: str, strategy: Strategy, version: str, scope: Scope) -> tuple[Decision, bytes]:
+async def conclude(
+    case: Case, merge: str, strategy: Strategy, version: str, scope: Scope, *, to_publish: bool
+) -> tuple[Decision, bytes]:
     """The decision, and the bytes of it."""
     state, claim = case.state, case.state.claim
     errors = 0 if claim is None else claim.attempt - 1
 
     def decided(status: Status, merged: Merged) -> tuple[Decision, bytes]:
-        return _told(_decision(case, status, merged, errors, merge, version, scope), merged)
+        return _told(_decision(case, status, merged, errors, merge, version, scope, to_publish), merged)
 
     if case.broken is not None:
         return decided("failed", _failed(case.broken, "orchestrators ended while they were deciding it"))
@@ -183,7 +185,7 @@ async def conclude(case: Case, merge: str, strategy: Strategy, version: str, sco
 
 
 def _decision(
-    case: Case, status: Status, merged: Merged, errors: int, merge: str, version: str, scope: Scope
+    case: Case, status: Status, merged: Merged, errors: int, merge: str, version: str, scope: Scope, to_publish: bool
 ) -> Decision:
     state, claim, now = case.state, case.state.claim, scope.clock.now_ms()
     details = dict(merged.decision)
@@ -219,6 +221,7 @@ def _decision(
             agent=scope.actor,
         ),
         decided_at=as_datetime(now),
+        to_publish=to_publish,
     )
 
 

@@ -17,8 +17,12 @@ named agents are there, claim and decision are one commit, on condition that sta
 them, or as they were read where it has not told all. The feed tells both steps. Where something was changed meanwhile, it is claimed first.
 
 Then the decision is published: `on_decision` is called, and the outbox entry is removed, with the next commit of this
-orchestrator or after NOTE_S. The decision is in the outbox once, from the commit that made it, and the orchestrator that made
-it is the one to publish it as long as its lease lives.
+orchestrator or after NOTE_S (`terms.py`). The decision is in the outbox once, from the commit that made it, and the orchestrator
+that made it is the one to publish it as long as its lease lives. Who decides and does not publish leaves it to anybody who does.
+
+Whether decisions of a space are published, `correlations/publishing` says, which the first orchestrator that runs with `on_decision`
+writes, for ever. Who has none decides on condition that the mark is absent, so that there is no time between that and having
+heard of it; when it is refused for that, it writes the outbox from then on. Where nobody ever publishes, nothing waits for it.
 
 How it fails. One that dies, at any point, loses its lease; another takes over what it had claimed, and publishes what it left in
 the outbox. If it died after `on_decision` had done its work and before that was noted, `on_decision` is called again: with
@@ -33,10 +37,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
+
+import msgspec
 
 from holdfast.clock import sleep_or
 from holdfast.codec import decode, encode
@@ -50,7 +56,6 @@ from holdfast.engine import (
     Operation,
     Present,
     Put,
-    Receipt,
     VersionIs,
     cursor_at,
 )
@@ -74,6 +79,7 @@ from holdfast.layers.correlation_entries import (
     OPEN,
     ORCHESTRATORS,
     OUTBOX,
+    PUBLISHING,
     STATES,
     Decision,
     State,
@@ -85,24 +91,19 @@ from holdfast.layers.correlation_entries import (
     tag_of,
 )
 from holdfast.layers.deciding import Case, case_of, claimed, claiming, conclude, read_case, updated
-from holdfast.layers.leases import Lease
 from holdfast.layers.merging import STRATEGIES, Strategy, strategy_of
 from holdfast.layers.patterns import called
 from holdfast.layers.scope import Scope
+from holdfast.layers.terms import NOTES_MAX, RETRY_MS, Term
 
 LEASE_MS: Final = 10_000
 WORK_MAX: Final = 64
 """Correlations an orchestrator works at, at once."""
 ATTEMPTS_MAX: Final = 5
 """Orchestrators that may end in the middle of one correlation before it is failed."""
-RETRY_MS: Final = 200
 PUBLISH_MS_MAX: Final = 60_000
-NOTE_S: Final = 0.05
-"""How long the outbox may still show what was published, if no other commit takes it out."""
 REMEMBERED_MAX: Final = 10_000
 """Decisions that an orchestrator knows to have published although the outbox still has them."""
-NOTES_MAX: Final = 32
-"""Entries of the outbox that one commit takes out."""
 STOP_S_MAX: Final = 10.0
 """How long stopping waits for what is being decided."""
 FOLLOWED: Final = (ORCHESTRATORS, STATES, SIGNALLED, OUTBOX, CONTEXTS)
@@ -112,30 +113,6 @@ PASSING: Final = (Unavailable, OutcomeUnknown, Compacted, LeaseLost, RateLimitEx
 OnDecision = Callable[[Decision], Any]
 
 log = logging.getLogger("holdfast.orchestrator")
-
-
-class Term:
-    """One life of an orchestrator: from its lease to the end of it."""
-
-    def __init__(self, id: str, lease: Lease, agenda: Agenda) -> None:
-        self.id = id
-        self.lease = lease
-        self.agenda = agenda
-        self.scope = lease.guarding()
-        self.news = asyncio.Event()
-        self.sleeps_until: int | None = None
-        """When it looks by itself; None: not before there is news."""
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.unnoted: list[ToPublish] = []
-        """What was published, and is still in the outbox."""
-        self.unnoted_since = 0.0
-        """By the loop's time."""
-        self.noting: asyncio.Task[None] | None = None
-        lease.tell(self.news)
-
-    @property
-    def lost(self) -> bool:
-        return self.lease.lost.is_set()
 
 
 class Orchestrator:
@@ -161,7 +138,8 @@ class Orchestrator:
         self._scope = scope
         self._coordination = coordination
         self._on_decision = on_decision
-        self._writes_outbox = on_decision is not None if publish is None else publish
+        self._writes_outbox = True if publish is None and on_decision is not None else publish
+        """None: as soon as somebody publishes here."""
         self._lease_ms = lease_ms
         self._version = version
         self._told: dict[str, None] = {}
@@ -207,6 +185,8 @@ class Orchestrator:
 
     async def _watch_over(self) -> None:
         """Draw a picture of what is open, keep it up to date, and serve, term after term, as long as it can be."""
+        if self._on_decision is not None:
+            await self._promise()
         agenda = self._agenda()
         following = asyncio.ensure_future(self._follow(agenda, await self._load(agenda)))
         following.add_done_callback(lambda _: self._wake())
@@ -224,6 +204,14 @@ class Orchestrator:
         if not following.cancelled():
             following.result()
 
+    async def _promise(self) -> None:
+        """Say, once for the space and for ever, that decisions are published: whoever decides leaves them in the outbox."""
+        [mark] = await self._scope.engine.get(self._scope.space, [PUBLISHING])
+        if mark is None:
+            with suppress(Conflict):  # another one was as quick
+                put = Put(PUBLISHING, encode({"agent": self._scope.actor}))
+                await self._scope.commit((put,), (Absent(PUBLISHING),))
+
     def _agenda(self) -> Agenda:
         return Agenda(new_id(), self._lease_ms, publishes=self._on_decision is not None)
 
@@ -235,12 +223,13 @@ class Orchestrator:
     async def _serving(self, agenda: Agenda) -> AsyncIterator[Term]:
         """Hold a lease of one's own as long as this lasts."""
         scope, id = self._scope, agenda.me
-        key, told = ORCHESTRATORS + id, {"agent": scope.actor, "instance": scope.instance, "merge": self.merge}
+        key, publishes = ORCHESTRATORS + id, self._on_decision is not None
+        told = {"agent": scope.actor, "instance": scope.instance, "merge": self.merge, "publishes": publishes}
         sent_at = scope.clock.now_ms()
         await scope.commit((Put(key, encode(told), self._lease_ms),), (Absent(key),))
         lease = self._coordination.leases.keep(scope, key, self._lease_ms, sent_at)
         try:
-            yield Term(id, lease, agenda)
+            yield Term(id, lease, agenda, self._coordination.leases, self._told)
         finally:
             self._coordination.leases.release(lease)
             # Until a lost one ends by itself, what it had is taken over by who knows what of it is done.
@@ -285,7 +274,7 @@ class Orchestrator:
                 task.cancel()
             if term.tasks:
                 await asyncio.wait(term.tasks)
-        await self._note_now(term)
+        await term.note_now()
 
     async def _load(self, agenda: Agenda) -> str:
         """Read what is there, and give the cursor from which on the feed tells the rest."""
@@ -365,7 +354,7 @@ class Orchestrator:
         try:
             await step()
         except LeaseLost:
-            self._coordination.leases.lose(term.lease)
+            term.lose()
         except Conflict as conflict:
             log.debug("somebody else was faster with %s: %s", work.corr_id, conflict)
             retry_ms = RETRY_MS
@@ -384,7 +373,7 @@ class Orchestrator:
             if retry_ms or term.lost or term.agenda.is_outgrown:
                 term.news.set()
             if term.unnoted and term.noting is None:  # also when a commit was refused that would have taken them out
-                term.noting = asyncio.ensure_future(self._note_soon(term))
+                term.noting = asyncio.ensure_future(term.note_soon())
 
     async def _decide(self, term: Term, work: ToDecide, seen: State, version: int) -> None:
         """Decide what has become due. Where a signal has gone again since, it collects on."""
@@ -413,7 +402,7 @@ class Orchestrator:
         """Make it this orchestrator's, from the state that was seen, and decide it; Conflict if that is over, or `there` is not."""
         state = claimed(seen, term.id, self._scope.clock.now_ms(), timed_out=timed_out, forced=forced)
         put = claiming(state)
-        version = (await self._commit(term, (put,), (VersionIs(put.key, version), *there))).version
+        version = (await term.commit((put,), (VersionIs(put.key, version), *there))).version
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
@@ -435,7 +424,31 @@ class Orchestrator:
 
     async def _finish(self, term: Term, case: Case, version: int, as_read: tuple[Condition, ...] = ()) -> Decision:
         """Ask the strategy; state, decision, outbox and what goes away are one commit."""
-        decision, told = await conclude(case, self.merge, self._strategy, self._version, self._scope)
+        outbox = self._writes_outbox  # as it is now: another task may hear of the mark meanwhile
+        decision, told = await conclude(
+            case, self.merge, self._strategy, self._version, self._scope, to_publish=bool(outbox)
+        )
+        try:
+            unmarked = (Absent(PUBLISHING),) if outbox is None else ()
+            return await self._write(term, case, version, decision, told, as_read, unmarked)
+        except Conflict as conflict:
+            if conflict.key != PUBLISHING:
+                raise
+        self._writes_outbox = True
+        decision = msgspec.structs.replace(decision, to_publish=True)
+        return await self._write(term, case, version, decision, encode(decision, known=True), as_read)
+
+    async def _write(
+        self,
+        term: Term,
+        case: Case,
+        version: int,
+        decision: Decision,
+        told: bytes,
+        as_read: tuple[Condition, ...],
+        unmarked: tuple[Condition, ...] = (),
+    ) -> Decision:
+        """Commit a decision, and publish it."""
         state, now = case.state, self._scope.clock.now_ms()
         ttl_ms = await kept_ms(self._scope, decision.status)
         finished = State(
@@ -453,14 +466,14 @@ class Orchestrator:
             Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
         ]
-        if self._writes_outbox:
-            operations.append(Put(OUTBOX + state.corr_id, told, tag=term.id))
+        if decision.to_publish:
+            operations.append(Put(OUTBOX + state.corr_id, told, tag="" if self._on_decision is None else term.id))
         room = OPERATIONS_MAX - NOTES_MAX - len(operations)
         operations += map(Delete, case.entries[:room])
         work = None if self._on_decision is None else term.agenda.publishing(state.corr_id, now)
         try:
-            conditions = VersionIs(STATES + state.corr_id, version), *as_read
-            receipt = await self._commit(term, tuple(operations), conditions)
+            conditions = VersionIs(STATES + state.corr_id, version), *as_read, *unmarked
+            receipt = await term.commit(tuple(operations), conditions)
         except BaseException:
             if work is not None and not work.version:  # otherwise the feed has told that it is there nonetheless
                 term.agenda.published(work)
@@ -486,7 +499,7 @@ class Orchestrator:
             work.decision = decode(entry.value, Decision)
         if claimant != term.id:
             put = Put(key, encode(work.decision, known=True), tag=term.id)
-            version = (await self._commit(term, (put,), (VersionIs(key, version),))).version
+            version = (await term.commit((put,), (VersionIs(key, version),))).version
         if self._on_decision is not None and work.decision.id not in self._told:
             try:
                 await called(self._on_decision, work.decision)
@@ -506,90 +519,22 @@ class Orchestrator:
         else:
             term.news.set()
 
-    # --- what was published ---
-
-    async def _commit(
-        self, term: Term, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = ()
-    ) -> Receipt:
-        """A batch of this term, which also takes out of the outbox what was published meanwhile."""
-        while True:
-            noted = [term.unnoted.pop() for _ in range(min(len(term.unnoted), NOTES_MAX))]
-            # First: one of them may make room for another decision of the same id.
-            removed = tuple(Delete(OUTBOX + work.corr_id) for work in noted)
-            as_written = (VersionIs(OUTBOX + work.corr_id, work.version) for work in noted)
-            began = self._scope.clock.now_ms()
-            try:
-                receipt = await term.scope.commit((*removed, *operations), (*conditions, *as_written))
-            except BaseException as exc:
-                gone = [work for work in noted if isinstance(exc, Conflict) and exc.key == OUTBOX + work.corr_id]
-                term.unnoted += [work for work in noted if work not in gone]
-                for (
-                    work
-                ) in gone:  # somebody took it out, or put another there; or this was cancelled and done all the same
-                    term.agenda.published(work)
-                    if isinstance(exc, Conflict) and exc.actual is None:
-                        self._forget(work)
-                if not gone:
-                    raise
-            else:
-                term.agenda.took(self._scope.clock.now_ms() - began)
-                for work in noted:
-                    term.agenda.published(work, receipt.version)
-                    self._forget(work)
-                return receipt
-
-    def _forget(self, work: ToPublish) -> None:
-        """It is out of the outbox: nobody will be asked to publish it again."""
-        if work.decision is not None:
-            self._told.pop(work.decision.id, None)
-
-    async def _note_soon(self, term: Term) -> None:
-        """Take out of the outbox what no other commit has taken out by then."""
-        loop = asyncio.get_running_loop()
-        try:
-            while term.unnoted and (left_s := term.unnoted_since + NOTE_S - loop.time()) > 0:  # noqa: ASYNC110 - for a time
-                await asyncio.sleep(left_s)
-            await self._note_all(term)
-        finally:
-            term.noting = None
-            if term.agenda.is_outgrown:
-                term.news.set()
-
-    async def _note_now(self, term: Term) -> None:
-        """Nobody else will."""
-        if term.noting is not None:
-            term.noting.cancel()
-            await asyncio.wait([term.noting])
-        await self._note_all(term)
-
-    async def _note_all(self, term: Term) -> None:
-        while term.unnoted and not term.lost:
-            try:
-                await self._commit(term, ())
-            except LeaseLost:
-                self._coordination.leases.lose(term.lease)
-            except Error as exc:
-                log.warning("what was published is noted later: %s", exc)
-                now = self._scope.clock.now_ms()
-                for work in term.unnoted:
-                    term.agenda.release(work, now, now + RETRY_MS)
-                term.unnoted.clear()
-                term.news.set()
-
     async def decide(self, corr_id: str) -> Decision:
         """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
         key = STATES + check_id(corr_id)
         async with self._serving(self._agenda()) as term:
-            [entry] = await self._scope.engine.get(self._scope.space, [key])
+            entry, mark = await self._scope.engine.get(self._scope.space, [key, PUBLISHING])
             if entry is None:
                 raise NotFound(f"there is no correlation {corr_id!r}")
+            if mark is not None and self._writes_outbox is None:
+                self._writes_outbox = True
             state = state_of(entry)
             busy = state.claim is not None and not state.finished and await self._lives(state.claim.orchestrator)
             if state.finished or busy:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
             decision = await self._take(term, state, entry.version, forced=True)
-            await self._note_now(term)
+            await term.note_now()
             return decision
 
     async def _lives(self, orchestrator: str) -> bool:

@@ -85,10 +85,10 @@ class WaitQuery(Wire, frozen=True):
 
 
 class DecideNow(Wire, frozen=True):
-    """By which strategy, and whether an orchestrator that runs elsewhere publishes it."""
+    """By which strategy, and whether an orchestrator that runs elsewhere publishes it: unless told, if one has ever run that publishes."""
 
     merge: str = "all"
-    publish: bool = False
+    publish: bool | None = None
 
 
 class Outline(msgspec.Struct, frozen=True):
