@@ -28,6 +28,11 @@ LEASE_MS = 10_000
 TIMEOUT_MS = 60_000
 
 
+def sent(corr_id: str, agent: str, run: str = "run") -> bytes:
+    """A signal as it is kept."""
+    return encode(Sent(run, {"agent_name": agent, "corr_id": corr_id, "enriched_at": "2025-06-15T15:06:40+00:00"}))
+
+
 class Feed:
     """A feed that agendas are told of."""
 
@@ -48,7 +53,7 @@ class Feed:
 
     def signal(self, corr_id: str, agent: str, run: str = "run", now: int = NOW) -> None:
         key = f"sections/correlations/{corr_id}/{agent}/-"
-        self.tell(Change("put", key, True, encode(Sent(run, {}))), now=now)
+        self.tell(Change("put", key, True, sent(corr_id, agent, run)), now=now)
 
     def lives(self, *orchestrators: str, now: int = NOW) -> None:
         for each in orchestrators:
@@ -89,8 +94,8 @@ def test_what_the_feed_has_told_whole_need_not_be_read() -> None:
     assert isinstance(work, ToDecide)
     assert work.is_told
     assert {agent: (entry.version, entry.value) for agent, entry in work.sent.items()} == {
-        "a": (2, encode(Sent("run", {}))),
-        "b": (3, encode(Sent("run", {}))),
+        "a": (2, sent("c", "a")),
+        "b": (3, sent("c", "b")),
     }
 
 
@@ -127,7 +132,7 @@ def test_what_was_there_before_the_feed_was_followed_is_read() -> None:
 
 
 def test_no_more_signals_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(encode(Sent("run", {})))
+    size = len(sent("c", "a"))
     monkeypatch.setattr(module, "SENT_BYTES_MAX", 3 * size)
     agenda, feed = one()
     for corr_id in ("c", "d"):

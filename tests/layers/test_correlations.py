@@ -7,11 +7,16 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import Conflict, InvalidInput, ManualClock, NotFound, Space, Store
+from holdfast.engine import Entry, Page
+from holdfast.layers.correlation_entries import SIGNALS, STATES, STATUSES, Sent, Status, state_of
+from holdfast.layers.sections import SOLE, Sections
 from holdfast.layers.signals import SIGNAL_BYTES_MAX
+from holdfast.middleware.wrapper import Wrapper
 from tests.layers.conftest import everything
-from tests.layers.desk import BOTH, MOMENTUM, RISK, seen_by, signal, soon
+from tests.layers.desk import BOTH, MOMENTUM, RISK, running, seen_by, signal, soon
 
 
 @pytest.fixture
@@ -233,6 +238,138 @@ async def test_correlations_are_listed_by_state_and_prefix(store: Store, maker: 
     assert await maker.correlations.list(status="completed") == []
     with pytest.raises(InvalidInput):
         await maker.correlations.list(status="done")  # type: ignore[arg-type]
+
+
+async def test_a_list_tells_who_is_ready_as_the_correlation_itself_does(store: Store, maker: Space) -> None:
+    names = ["a", "a!", "a/b", "a%b", "é", "z"]
+    for name in names:
+        await maker.correlation(name, expect=BOTH)
+        await signal(store, name, "risk", RISK)
+    for name in ("a", "a/b", "z"):
+        await signal(store, name, "momentum", MOMENTUM)
+    await maker.orchestrator(merge="first").decide("z")
+    listed = await maker.correlations.list()
+    assert [state.corr_id for state in listed] == sorted(names)
+    for state in listed:
+        view = await (await maker.correlation(state.corr_id)).view()
+        assert (state.status, state.metadata) == (view.status, view.metadata)
+    by_status = {
+        status: [state.corr_id for state in await maker.correlations.list(status=status)] for status in STATUSES
+    }
+    assert by_status == {
+        "collecting": ["a!", "a%b", "é"],
+        "ready": ["a", "a/b"],
+        "orchestrating": [],
+        "completed": ["z"],
+        "failed": [],
+    }
+    ready = await maker.correlations.list(status="ready", prefix="a", after="a", limit=1)
+    assert [state.corr_id for state in ready] == ["a/b"]
+    [many] = await maker.correlations.list(status="collecting", after="a!", limit=1)
+    assert many.corr_id == "a%b"
+
+
+async def test_what_is_open_is_listed_without_reading_what_ended(store: Store, maker: Space) -> None:
+    for number in range(5):
+        await maker.correlation(f"old-{number}", expect=BOTH)
+        await maker.orchestrator().decide(f"old-{number}")
+    await maker.correlation("new", expect=BOTH)
+    seen: list[str] = []
+
+    class Reading(Wrapper):
+        async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
+            seen.extend(keys)
+            return await super().get(space, keys)
+
+        async def scan(self, space: str, prefix: str, **how: Any) -> Page:
+            page = await super().scan(space, prefix, **how)
+            seen.extend(entry.key for entry in page.entries)
+            return page
+
+    scope = replace(maker._scope, engine=Reading(maker._scope.engine))
+    through = Space(scope, maker._blob_folder, maker._coordination)
+    wanted: tuple[Status, ...] = ("collecting", "ready", "orchestrating")
+    for status in wanted:
+        await through.correlations.list(status=status)
+    assert seen
+    assert not [key for key in seen if "old-" in key]
+
+
+async def test_a_signal_makes_a_correlation_newer(store: Store, maker: Space, clock: ManualClock) -> None:
+    correlation = await maker.correlation("c-1", expect=BOTH)
+    before = (await correlation.view()).metadata.last_updated
+    clock.advance("10s")
+    await signal(store, "c-1", "risk", RISK)
+    assert (await correlation.view()).metadata.last_updated - before == timedelta(seconds=10)
+
+
+HAND_MADE: list[dict[str, Any]] = [
+    {"analysis": "text"},
+    {"agent_name": "momentum"},
+    {"corr_id": "c-2"},
+    {"enriched_at": "2025-06-15T15:06:40"},
+    {"enriched_at": None},
+    {"agent_version": 7},
+    {"trend": "up"},
+]
+
+
+@pytest.mark.parametrize("bad", HAND_MADE, ids=str)
+async def test_what_an_agent_writes_by_hand_and_is_no_signal_does_not_count_as_one(
+    store: Store, maker: Space, clock: ManualClock, bad: dict[str, Any]
+) -> None:
+    correlation = await maker.correlation("c-1", expect=BOTH, timeout="5m", min_agents=1)
+    [root] = await maker._scope.engine.get(maker.name, [STATES + "c-1"])
+    assert root is not None
+    fields = {"agent_name": "risk", "corr_id": "c-1", "enriched_at": "2025-06-15T15:06:40+00:00", **RISK, **bad}
+    risk = seen_by(store, "risk")._scope
+    put = Sections(risk, SIGNALS, "c-1").put(Sent(state_of(root).run, fields), instance=SOLE)
+    orchestrator = maker.orchestrator(merge="momentum_risk_fusion")
+    async with running(orchestrator):
+        while orchestrator._term is None:
+            await asyncio.sleep(0.001)
+        await risk.commit((put,))
+        await signal(store, "c-1", "momentum", MOMENTUM)
+        view = await correlation.view()
+        assert (view.status, list(view.signals), view.missing) == ("collecting", ["momentum"], ("risk",))
+        [listed] = await maker.correlations.list()
+        assert listed.status == "collecting"
+        await asyncio.sleep(0.02)
+        assert await correlation.decision() is None, "it is not complete"
+        clock.advance("5m")
+        decision = await soon(correlation.decision(wait=None))
+    assert decision is not None
+    assert (decision.status, decision.action, decision.audit.timed_out) == ("completed", "monitor", True)
+    audit = decision.audit
+    assert (audit.input_signals, audit.missing_signals) == (["momentum"], ["risk"])
+    assert (audit.invalid_signals, audit.error_count) == (["risk"], 1)
+
+
+async def test_an_agent_that_wrote_no_signal_may_still_send_one(store: Store, maker: Space) -> None:
+    correlation = await maker.correlation("c-1", expect=["risk"])
+    [root] = await maker._scope.engine.get(maker.name, [STATES + "c-1"])
+    assert root is not None
+    risk = seen_by(store, "risk")._scope
+    await risk.commit((Sections(risk, SIGNALS, "c-1").put(Sent(state_of(root).run, {"analysis": 1}), instance=SOLE),))
+    assert await signal(store, "c-1", "risk", RISK) == "accepted"
+    assert await correlation.status() == "ready"
+
+
+async def test_what_is_decided_by_hand_after_its_time_is_a_timeout(
+    store: Store, maker: Space, clock: ManualClock
+) -> None:
+    for name in ("silent", "partial", "whole"):
+        await maker.correlation(name, expect=BOTH, timeout="5m")
+    await signal(store, "partial", "risk", RISK)
+    for agent, sent in (("risk", RISK), ("momentum", MOMENTUM)):
+        await signal(store, "whole", agent, sent)
+    clock.advance("6m")
+    silent = await maker.orchestrator().decide("silent")
+    assert (silent.details["reason"], silent.audit.timed_out, silent.status) == ("workflow_timeout", True, "failed")
+    partial = await maker.orchestrator(merge="momentum_risk_fusion").decide("partial")
+    assert (partial.action, partial.audit.timed_out, partial.status) == ("monitor", True, "completed")
+    whole = await maker.orchestrator(merge="momentum_risk_fusion").decide("whole")
+    assert (whole.action, whole.audit.timed_out) == ("trade", False)
 
 
 async def test_an_unfinished_correlation_is_never_swept(maker: Space, store: Store, clock: ManualClock) -> None:

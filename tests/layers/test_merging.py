@@ -133,6 +133,44 @@ def test_without_both_agents_nothing_is_traded(there: tuple[str, ...]) -> None:
     assert decision["confidence"] == {(): 0.0, ("momentum",): 0.492, ("risk",): 0.4}[there]
 
 
+@pytest.mark.parametrize("level", ["blocked", "Blocked"])
+def test_what_is_blocked_is_not_traded_whoever_is_missing(level: str) -> None:
+    assert fused(risk(level)).decision["action"] == "no_trade"
+    assert fused(momentum(0.95), risk(level)).decision["action"] == "no_trade"
+
+
+@pytest.mark.parametrize("level", [None, "", "extreme", 3, ["low"]])
+def test_a_risk_level_that_is_missing_or_unknown_counts_as_high(level: Any) -> None:
+    signal = risk(level)
+    assert fused(momentum(0.79), signal).decision["action"] == "monitor"
+    assert fused(momentum(0.8), signal).decision["action"] == "trade"
+    del signal["analysis"]["risk_level"]
+    assert fused(momentum(0.79), signal).decision["action"] == "monitor"
+
+
+def test_without_a_risk_signal_nothing_is_traded_however_strong_the_momentum() -> None:
+    assert fused(momentum(1.0)).decision["action"] == "monitor"
+
+
+@given(anything, st.none() | anything, anything)
+def test_no_size_is_negative_or_above_what_is_recommended_or_allowed(
+    recommended: float, limit: float | None, strength: float
+) -> None:
+    sizing = {} if limit is None else {"max_position_size": limit}
+    merged = fused(momentum(strength), risk(recommended_size=recommended, **sizing))
+    for size in (merged.decision["size"], merged.analysis["position_sizing"]["final_size"]):
+        assert 0 <= size <= max(recommended, 0) + 1e-9
+        assert limit is None or size <= max(limit, 0)
+
+
+@given(st.sampled_from(sorted(STRATEGIES)), st.lists(anything, min_size=1, max_size=4))
+def test_no_strategy_gives_a_negative_size_or_a_confidence_that_is_no_share(merge: str, sizes: list[float]) -> None:
+    wants = {f"a{number}": {**BUY, "size": size, "confidence": size} for number, size in enumerate(sizes)}
+    decision = decided(merge, said(**wants))
+    assert decision["size"] >= 0
+    assert 0 <= decision["confidence"] <= 1
+
+
 @pytest.mark.parametrize("bad", ["much", True, [1]])
 def test_a_number_that_is_none_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput, match="momentum_strength must be a number"):

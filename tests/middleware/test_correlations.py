@@ -15,6 +15,7 @@ MADE = "decisions/made/c-1"
 OUTBOX = "decisions/outbox/c-1"
 CONTEXT = "correlations/context/c-1"
 LIVES = "correlations/orchestrators/o-1"
+PUBLISHING = "correlations/publishing"
 SIGNAL = "sections/correlations/c-1/{}/-"
 
 
@@ -33,7 +34,7 @@ def everything_one_can_do(key: str) -> list[Operation]:
     return [Put(key, b"1"), Delete(key), Touch(key, 99_000), Increment(key, 1), Push(key + "/", b"1")]
 
 
-@pytest.mark.parametrize("key", [STATE, MADE, OUTBOX, CONTEXT, LIVES])
+@pytest.mark.parametrize("key", [STATE, MADE, OUTBOX, CONTEXT, LIVES, PUBLISHING])
 async def test_an_agent_writes_neither_state_nor_decision_whether_or_not_there_is_one(key: str) -> None:
     keeper = await desk()
     before = await keeper.entries()

@@ -39,7 +39,7 @@ async def correlation(session: Session) -> None:
 async def list_(
     session: Session,
     status: Annotated[
-        str | None, Option(metavar="STATUS", help="Only collecting, orchestrating, completed or failed ones.")
+        str | None, Option(metavar="STATUS", help="Only collecting, ready, orchestrating, completed or failed ones.")
     ] = None,
     prefix: Annotated[str, Option(metavar="TEXT", help="Only ids that begin with this.")] = "",
     number: Annotated[str, Option("-n", metavar="NUMBER", help="How many at most.")] = str(LISTED),

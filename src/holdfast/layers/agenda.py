@@ -33,12 +33,12 @@ from holdfast.layers.correlation_entries import (
     STATES,
     Decision,
     Living,
-    Of,
     State,
     millis,
     status_in,
 )
 from holdfast.layers.sections import SECTIONS, SOLE
+from holdfast.layers.signals import signal_of
 
 OPEN_MAX: Final = 100_000
 STEP_MS: Final = 150
@@ -211,8 +211,8 @@ class Agenda:
         self._sent_bytes -= 0 if before is None else len(before.value)
         if not change.exists:
             return
-        if not _is_of(value, work.state.run):
-            work.is_told = False  # of an earlier run: that goes with the decision too
+        if signal_of(value, agent, work.state) is None:
+            work.is_told = False  # of an earlier run, or no signal: that goes with the decision too
             return
         if self._sent_bytes + len(value) > SENT_BYTES_MAX:
             work.is_told, value = False, b""
@@ -427,13 +427,6 @@ class Agenda:
         for work in self._claimed.pop(peer, ()):
             work.since = now
             self._replan(work, now)
-
-
-def _is_of(value: bytes, run: str) -> bool:
-    try:
-        return decode(value, Of).run == run
-    except Error:
-        return False
 
 
 def _publishes(value: bytes) -> bool:

@@ -136,6 +136,8 @@ class Audit(msgspec.Struct, frozen=True):
     error_count: int
     orchestrator: str
     agent: str
+    invalid_signals: list[str] = []
+    """Agents that wrote something that is no signal; they are missing, and each counts as an error."""
 
 
 class Decision(msgspec.Struct, frozen=True):

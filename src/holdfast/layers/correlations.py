@@ -36,8 +36,10 @@ from holdfast.ids import new_id
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     CONTEXTS,
+    FINISHED,
     LATE,
     MADE,
+    OPEN,
     OUTBOX,
     SIGNALS,
     STATES,
@@ -57,10 +59,12 @@ from holdfast.layers.correlation_entries import (
 from holdfast.layers.patterns import AGENTS_MAX, PATTERNS, profile_of
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SOLE, Sections
-from holdfast.layers.signals import SIGNAL_BYTES_MAX, checked_signal, read_signals, same_signal, signal_of
+from holdfast.layers.signals import SIGNAL_BYTES_MAX, checked_signal, gather, same_signal, signal_of
 from holdfast.layers.transact import Transaction, transact
 
 TIMEOUT_MS: Final = 300_000
+STATES_READ: Final = 100
+"""Open correlations that a list looks at together."""
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
 CONTEXT_FIELDS: Final[dict[str, Any]] = {
     "instrument_history": {},
@@ -197,7 +201,9 @@ class Correlation:
         if root is None:
             raise self._not_found()
         state = state_of(root)
-        counted = state.signals.get(agent) if state.finished else signal_of(before, state.run)
+        counted = state.signals.get(agent)
+        if not state.finished and before is not None:
+            counted = signal_of(before.value, agent, state)
         if counted is not None and same_signal(counted, fields):
             return "duplicate", root.version if before is None else before.version
         if not state.collects(self._scope.clock.now_ms()):
@@ -246,14 +252,18 @@ class Correlation:
         if root is None:
             raise self._not_found()
         state = state_of(root)
-        signals = state.signals if state.finished else await read_signals(self._signals, state)
-        late = await read_signals(self._late, state)
+        signals = state.signals
+        if not state.finished:
+            sent = (await gather(self._scope, [state]))[self.id]
+            state, signals = sent.shown(state), sent.signals
+        late = (await gather(self._scope, [state], LATE))[self.id].signals
         metadata = state.metadata
         missing = tuple(agent for agent in metadata.expected_agents if agent not in signals)
         lacking = max(metadata.needed - len(signals), 0)
-        status: Status = "ready" if state.status == "collecting" and not lacking else state.status
         expires_at = None if root.expires_at is None else as_datetime(root.expires_at)
-        return CorrelationView(self.id, status, signals, missing, lacking, late, metadata, root.version, expires_at)
+        return CorrelationView(
+            self.id, state.status, signals, missing, lacking, late, metadata, root.version, expires_at
+        )
 
     async def decision(self, wait: Duration | None = 0) -> Decision | None:
         """What was decided, as soon as it is, or None when it is not within that time. For orchestrators.
@@ -366,11 +376,13 @@ class Correlations:
     async def list(
         self, *, status: Status | None = None, prefix: str = "", after: str | None = None, limit: int = 1000
     ) -> Items[State]:
-        """Correlations by id, those that ended and are kept included. `ready` is told as collecting here."""
+        """Correlations by id, as `view` shows them, those that ended and are kept included."""
         if status is not None and status not in STATUSES:
             raise InvalidInput(f"there is no status {status!r:.60}; there are {', '.join(STATUSES)}")
         if not 0 < limit <= SCAN_MAX:
             raise InvalidInput(f"a list has between 1 and {SCAN_MAX:,} correlations, not {limit!r}")
+        if status is not None and status not in FINISHED:
+            return await self._open(status, prefix, after or "", limit)
         found: Items[State] = []
         last = None if after is None else STATES + after
         while True:
@@ -379,10 +391,37 @@ class Correlations:
                 if status is None or status_in(entry.tag) == status:
                     found.append(state_of(entry))
                 if len(found) == limit:
-                    return found
+                    return await self._shown(found)
             if not page.more:
-                return found
+                return await self._shown(found)
             last = page.entries[-1].key
+
+    async def _open(self, status: Status, prefix: str, after: str, limit: int) -> Items[State]:
+        """Those that are not finished, from the index of these: those that are, and are kept, may be far more."""
+        ids: Items[str] = []
+        last: str | None = None
+        while True:
+            page = await self._scope.engine.scan(self._scope.space, OPEN, after=last, limit=SCAN_MAX // 10)
+            named = (entry.key[len(OPEN) :].partition("/")[2] for entry in page.entries)
+            ids += [name for name in named if name.startswith(prefix) and name > after]
+            if not page.more:
+                break
+            last = page.entries[-1].key
+        ids.sort()
+        found: Items[State] = []
+        for start in range(0, len(ids), STATES_READ):
+            keys = [STATES + name for name in ids[start : start + STATES_READ]]
+            entries = await self._scope.engine.get(self._scope.space, keys)
+            shown = await self._shown([state_of(entry) for entry in entries if entry is not None])
+            found += [state for state in shown if state.status == status]
+            if len(found) >= limit:
+                return found[:limit]
+        return found
+
+    async def _shown(self, states: Items[State]) -> Items[State]:
+        """As `view` shows them."""
+        sent = await gather(self._scope, [state for state in states if not state.finished])
+        return [state if state.finished else sent[state.corr_id].shown(state) for state in states]
 
 
 def metadata_of(

@@ -30,6 +30,7 @@ from holdfast.layers.correlation_entries import (
     Claim,
     Decision,
     Metadata,
+    Sent,
     State,
     Status,
     millis,
@@ -39,7 +40,7 @@ from holdfast.layers.merging import Merged, Question, Strategy, merged_of, numbe
 from holdfast.layers.patterns import called, timeout_decision
 from holdfast.layers.scope import Scope
 from holdfast.layers.sections import SOLE, Sections
-from holdfast.layers.signals import signal_of
+from holdfast.layers.signals import is_of, signal_of
 
 ERROR_CHARS_MAX: Final = 500
 DECISION_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -66,6 +67,8 @@ class Case(msgspec.Struct, frozen=True):
     forced: bool = False
     size: int = 0
     """The bytes of its signals."""
+    invalid: tuple[str, ...] = ()
+    """Agents that sent something that is no signal."""
     broken: str | None = None
     """Why nobody should ask the strategy any more."""
 
@@ -119,17 +122,22 @@ async def read_case(scope: Scope, state: State, *, forced: bool = False) -> Case
     [context] = await scope.engine.get(scope.space, [CONTEXTS + state.corr_id])
     sent: dict[str, Entry] = {}
     strays: list[str] = []
+    invalid: list[str] = []
     after, more = None, True
     while more and (after is None or len(sent) < state.metadata.needed):  # others may have filled the first pages
         page = await scope.engine.scan(scope.space, prefix, after=after, limit=ENTRIES_MAX)
         for entry in page.entries:
             agent, _, instance = entry.key[len(prefix) :].partition("/")
-            if instance == SOLE and state.expects(agent) and signal_of(entry, state.run) is not None:
+            is_place = instance == SOLE and state.expects(agent)
+            if is_place and signal_of(entry.value, agent, state) is not None:
                 sent[agent] = entry
-            else:
-                strays.append(entry.key)
+                continue
+            strays.append(entry.key)
+            if is_place and is_of(entry.value, state.run):
+                invalid.append(agent)
         after, more = (page.entries[-1].key, page.more) if page.entries else (after, False)
-    return case_of(state, sent, strays, context, forced=forced)
+    case = case_of(state, sent, strays, context, forced=forced)
+    return msgspec.structs.replace(case, invalid=tuple(invalid)) if invalid else case
 
 
 def case_of(
@@ -140,16 +148,15 @@ def case_of(
     *,
     forced: bool = False,
 ) -> Case:
-    """All there is: the signals by agent, the keys of what else is beside them, the context."""
+    """All there is: the signals by agent, which were checked, the keys of what else is beside them, the context."""
     keys = [*(entry.key for entry in sent.values()), *strays]
     signals: dict[str, dict[str, Any]] = {}
     as_read: list[Condition] = []
     size, told = 0, None
     for agent, entry in sorted(sent.items(), key=lambda each: (each[1].version, each[0])):
-        if (signal := signal_of(entry, state.run)) is not None:
-            signals[agent] = signal
-            as_read.append(VersionIs(entry.key, entry.version))
-            size += len(entry.value)
+        signals[agent] = decode(entry.value, Sent).signal
+        as_read.append(VersionIs(entry.key, entry.version))
+        size += len(entry.value)
     if context is None:
         as_read.append(Absent(CONTEXTS + state.corr_id))
     else:
@@ -164,7 +171,7 @@ async def conclude(
 ) -> tuple[Decision, bytes]:
     """The decision, and the bytes of it."""
     state, claim = case.state, case.state.claim
-    errors = 0 if claim is None else claim.attempt - 1
+    errors = len(case.invalid) + (0 if claim is None else claim.attempt - 1)
 
     def decided(status: Status, merged: Merged) -> tuple[Decision, bytes]:
         return _told(_decision(case, status, merged, errors, merge, version, scope, to_publish), merged)
@@ -219,6 +226,7 @@ def _decision(
             error_count=errors,
             orchestrator="" if claim is None else claim.orchestrator,
             agent=scope.actor,
+            invalid_signals=[*case.invalid],
         ),
         decided_at=as_datetime(now),
         to_publish=to_publish,

@@ -7,8 +7,8 @@ expected, who is missing. It gives a `Merged`, or just the decision, and may be 
 writes nothing: an orchestrator that dies in it is replaced by another that asks again.
 
 `momentum_risk_fusion` is for two agents, "momentum" and "risk": confidence is clamp(0.6 momentum + 0.4 (1 - risk)); blocked
-gives no_trade; high risk with a strength below 0.8 monitor; bullish or bearish with a strength over 0.6 trade; anything else
-monitor. The others look at what any analysis may have: `action`, `direction`, `size`, `confidence`.
+gives no_trade, whoever else is missing; high risk with a strength below 0.8 monitor; bullish or bearish with a strength over 0.6
+trade, if both agents are there; anything else monitor. The others look at what any analysis may have: `action`, `direction`, `size`, `confidence`.
 
     weighted_average   numbers averaged by weight, the action with the most weight behind it
     majority           the action most agents want; equal numbers: the more confident ones, then the first by name
@@ -17,7 +17,8 @@ monitor. The others look at what any analysis may have: `action`, `direction`, `
     all                an action only if everybody wants it, otherwise review; all analyses side by side
 
 How it fails. A field that is missing is taken at its most careful: no risk signal is the highest risk, no momentum none, no
-recommended size 0. A field that is there and no number is InvalidInput, which fails the correlation.
+recommended size 0; a risk level that is missing, or none of LEVELS, is high. No size is below 0. A field that is there and no
+number is InvalidInput, which fails the correlation.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ STRENGTH_AT_HIGH_RISK: Final = 0.8
 MAX_RISK_PCT: Final = 0.02
 CURRENCY: Final = "USD"
 DIRECTIONS: Final = {"bullish": "buy", "bearish": "sell"}
+LEVELS: Final = ("low", "medium", "high", "blocked")
 DIGITS: Final = 10
 """Places of a confidence or size; behind them is only what binary fractions leave."""
 
@@ -84,13 +86,16 @@ class Fusion:
     def __call__(self, signals: Mapping[str, Signal], question: Question) -> Merged:
         momentum, risk = _analysis(signals.get("momentum")), _analysis(signals.get("risk"))
         sizing = _part(risk, "position_sizing")
-        trend, level = momentum.get("trend_direction"), risk.get("risk_level")
+        trend, level = momentum.get("trend_direction"), level_of(risk.get("risk_level"))
         strength = number(momentum, "momentum_strength", 0.0)
         confidence = combined_confidence(number(momentum, "confidence", 0.0), number(risk, "overall_score", 1.0))
-        action = action_of(trend, strength, level) if momentum and risk else "monitor"
-        base, limit = number(sizing, "recommended_size", 0.0), number(sizing, "max_position_size", None)
+        action = (
+            action_of(trend, strength, level) if risk else "monitor"
+        )  # without momentum there is no trend to follow
+        base, limit = max(0, number(sizing, "recommended_size", 0.0)), number(sizing, "max_position_size", None)
         multiplier = multiplier_of(strength)
-        size = _rounded(base * multiplier if limit is None else min(base * multiplier, limit))
+        size = _rounded(base * multiplier)
+        size = size if limit is None else max(0, min(size, limit))
         stop_loss = None if self.stop_loss is None else self.stop_loss(momentum, risk)
         max_risk = number(_part(risk, "recommendations"), "max_risk_per_trade", self.max_risk_pct)
         trades = action == "trade"
@@ -119,6 +124,12 @@ class Fusion:
 def combined_confidence(momentum: float, risk: float) -> float:
     """Between 0 and 1; it grows with the momentum's confidence and falls with the risk."""
     return _rounded(clamp(MOMENTUM_SHARE * momentum + RISK_SHARE * (1.0 - risk)))
+
+
+def level_of(told: Any) -> str:
+    """A level of risk, however it is capitalised; high where nobody knows what was meant."""
+    level = told.strip().lower() if isinstance(told, str) else ""
+    return level if level in LEVELS else "high"
 
 
 def action_of(trend: Any, strength: float, risk_level: Any) -> str:
@@ -242,7 +253,7 @@ def _choose(signals: Mapping[str, Signal], agent: str | None) -> Merged:
 
 
 def _decision(action: str, direction: Any, size: float, confidence: float) -> dict[str, Any]:
-    return {"action": action, "direction": direction, "size": size, "confidence": confidence}
+    return {"action": action, "direction": direction, "size": max(0, size), "confidence": confidence}
 
 
 def _told(decision: Mapping[str, Any]) -> dict[str, Any]:

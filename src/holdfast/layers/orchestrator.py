@@ -533,7 +533,8 @@ class Orchestrator:
             if state.finished or busy:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
-            decision = await self._take(term, state, entry.version, forced=True)
+            timed_out = millis(state.metadata.timeout_at) <= self._scope.clock.now_ms()  # nobody has decided it since
+            decision = await self._take(term, state, entry.version, timed_out=timed_out, forced=True)
             await term.note_now()
             return decision
 

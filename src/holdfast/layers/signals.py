@@ -3,24 +3,25 @@
 A signal has agent_name, corr_id and enriched_at, which are filled in where they are absent, and may have agent_version,
 analysis, schema_version and source_signal. It is kept as `sections/correlations/<id>/<agent>/-` (`correlation_entries.py`).
 Times are aware, and kept in UTC. Whoever bypasses the library writes what it likes into its own section: what is no
-signal, or is of another run, is passed over.
+signal, or is of another run, is passed over. Its agent is missing then, and the decision says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import as_text
+from holdfast.clock import as_datetime, as_text
 from holdfast.codec import decode
 from holdfast.engine import Entry
 from holdfast.errors import Error, InvalidInput
 from holdfast.identity import check_agent
-from holdfast.layers.correlation_entries import Sent, State
-from holdfast.layers.sections import SOLE, Sections
+from holdfast.layers.correlation_entries import SIGNALS, Of, Sent, State
+from holdfast.layers.scope import Scope
+from holdfast.layers.sections import PAGE, SECTIONS, SOLE, Sections
 
 SIGNAL_BYTES_MAX: Final = 60_000
 """The feed shows it whole, and a hundred of them fit into the state."""
@@ -33,37 +34,87 @@ SIGNAL_FIELDS: Final = (
     "schema_version",
     "source_signal",
 )
+REQUIRED: Final = frozenset({"agent_name", "corr_id", "enriched_at"})
 COMPARED: Final = ("agent_version", "analysis", "schema_version", "source_signal")
 """What makes two signals the same; the time at which one was made does not."""
 
 
-async def read_signals(sections: Sections, state: State) -> dict[str, dict[str, Any]]:
-    """What agents sent to this run, in the order in which it came."""
-    found = []
-    for section in await sections.read():
-        sent = sent_of(section.value)
-        if section.instance == SOLE and sent is not None and sent.run == state.run and state.expects(section.agent):
-            found.append((section.version, section.agent, sent.signal))
-    return {agent: signal for _, agent, signal in sorted(found, key=lambda each: each[:2])}
+class Gathered:
+    """The signals that one correlation has, as they were read."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[int, str, dict[str, Any]]] = []
+        self.updated_at = 0
+        """When the last of them came; milliseconds since 1970, UTC."""
+
+    def add(self, entry: Entry, whose: str, state: State) -> None:
+        """What an entry under the correlation's own prefix says, if it is a signal; `whose` is what follows the prefix."""
+        agent, _, instance = whose.partition("/")
+        if instance == SOLE and state.expects(agent) and (signal := signal_of(entry.value, agent, state)) is not None:
+            self._sent.append((entry.version, agent, signal))
+            self.updated_at = max(self.updated_at, entry.updated_at)
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def signals(self) -> dict[str, dict[str, Any]]:
+        """By agent, in the order in which they came."""
+        return {agent: signal for _, agent, signal in sorted(self._sent, key=lambda each: each[:2])}
+
+    def shown(self, state: State) -> State:
+        """The state as everybody sees it: ready when all signals are there, and as new as the last of them."""
+        metadata = state.metadata
+        at = max(metadata.last_updated, as_datetime(self.updated_at))
+        is_ready = state.status == "collecting" and len(self) >= metadata.needed
+        return msgspec.structs.replace(
+            state,
+            status="ready" if is_ready else state.status,
+            metadata=msgspec.structs.replace(metadata, last_updated=at),
+        )
 
 
-def sent_of(value: Any) -> Sent | None:
-    """A section as a signal; None for what no library wrote."""
+async def gather(scope: Scope, states: Iterable[State], group: str = SIGNALS) -> dict[str, Gathered]:
+    """What agents sent to these, by id. Their ranges are read as one, for a read each would be many where many are listed; only
+    those that are not decided have signals, so that is no more than there are of these."""
+    by_prefix = {Sections(scope, group, state.corr_id).prefix: state for state in states}
+    found = {state.corr_id: Gathered() for state in by_prefix.values()}
+    if not found:
+        return found
+    everybodys, first, last = SECTIONS.prefix(group), min(by_prefix), max(by_prefix)
+    prefix = first if first == last else everybodys
+    after: str | None = first
+    while after is not None:
+        page = await scope.engine.scan(scope.space, prefix, after=after, limit=PAGE)
+        for entry in page.entries:
+            name, slash, whose = entry.key[len(everybodys) :].partition("/")
+            own = everybodys + name + slash
+            if own > last:
+                return found
+            if (state := by_prefix.get(own)) is not None:
+                found[state.corr_id].add(entry, whose, state)
+        after = page.entries[-1].key if page.more else None
+    return found
+
+
+def signal_of(value: bytes, agent: str, state: State) -> dict[str, Any] | None:
+    """What is kept as an agent's signal to this run of a correlation; None when it is none."""
     try:
-        return msgspec.convert(value, Sent)
-    except msgspec.ValidationError:
-        return None
-
-
-def signal_of(entry: Entry | None, run: str) -> dict[str, Any] | None:
-    """What an entry says as a signal to this run; None when it is none."""
-    if entry is None:
-        return None
-    try:
-        sent = decode(entry.value, Sent)
+        sent = decode(value, Sent)
+        if sent.run != state.run or not sent.signal.keys() >= REQUIRED:
+            return None
+        checked_signal(sent.signal, agent, state.corr_id, 0)
     except Error:
         return None
-    return sent.signal if sent.run == run else None
+    return sent.signal
+
+
+def is_of(value: bytes, run: str) -> bool:
+    """Whether it was meant for this run, be it a signal or not."""
+    try:
+        return decode(value, Of).run == run
+    except Error:
+        return False
 
 
 def same_signal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

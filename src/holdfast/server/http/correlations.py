@@ -92,7 +92,7 @@ class DecideNow(Wire, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """A correlation of a list; `ready` is told as collecting."""
+    """A correlation of a list."""
 
     id: str
     status: Status
