@@ -100,7 +100,7 @@ async def test_another_signal_of_the_same_agent_has_to_be_meant(store: Store, ma
     correlation = await maker.correlation("c-1", expect=BOTH)
     agent = await seen_by(store, "risk").correlation("c-1")
     await agent.signal(RISK)
-    with pytest.raises(Conflict, match="replace=True"):
+    with pytest.raises(Conflict, match="send it with replace"):
         await agent.signal({"analysis": {"risk_level": "high"}})
     assert (await correlation.signals())["risk"]["analysis"]["risk_level"] == "medium"
     await agent.signal({"analysis": {"risk_level": "high"}}, replace=True)

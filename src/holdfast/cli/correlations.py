@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from holdfast.cli import output
@@ -79,7 +78,11 @@ async def create(
     session: Session,
     id: Id,
     expect: Annotated[
-        list[str] | None, Option(metavar="AGENT", help="An agent it waits for; repeat it for more.")
+        list[str] | None,
+        Option(
+            metavar="AGENT|NUMBER",
+            help="An agent it waits for; repeat it for more. A number alone: so many, whoever they are.",
+        ),
     ] = None,
     patience: Annotated[str | None, Option("--timeout", metavar="TIME", help="How long it waits. Default: 5m.")] = None,
     min_agents: Annotated[
@@ -88,6 +91,9 @@ async def create(
     profile: Annotated[
         str | None, Option(metavar="NAME", help="simple, workflow or high_frequency: how many, and how long.")
     ] = None,
+    pattern: Annotated[
+        str, Option(metavar="NAME", help="fan_in, fan_out, conditional or sequential: what is told of it.")
+    ] = "fan_in",
 ) -> None:
     """Make a correlation, or find the one that was made with the same expectations.
 
@@ -100,9 +106,16 @@ async def create(
     least = None if min_agents is None else whole_number(min_agents)
     async with session.space(create=True) as space:
         correlation = await space.correlation(
-            id, expect=expect or None, timeout=patience, min_agents=least, profile=profile
+            id, expect=_expected(expect), timeout=patience, min_agents=least, profile=profile, pattern=pattern
         )
         _show(await correlation.view(), None, session.json)
+
+
+def _expected(words: list[str] | None) -> list[str] | int | None:
+    """Whom it waits for: agents by name, or how many."""
+    if words is not None and len(words) == 1 and words[0].isdecimal():
+        return whole_number(words[0])
+    return words or None
 
 
 @command(commands)
@@ -121,12 +134,17 @@ async def show(
     """
     async with session.space() as space:
         correlation = await space.correlation(id)
-        decision = None if wait is None else await correlation.decision(wait=wait)
-        view = await correlation.view()
-        if decision is None and view.status in FINISHED:
-            with suppress(AccessDenied):  # agents see signals and the context, not what is made of them
+        decision, hidden = None, False
+        try:
+            decision = await correlation.decision(wait=wait or 0)
+            view = await correlation.view()
+            if decision is None and view.status in FINISHED:  # in between
                 decision = await correlation.decision()
+        except AccessDenied:  # agents see signals and the context, not what is made of them
+            hidden, view = True, await correlation.view()
         _show(view, decision, session.json)
+    if hidden:
+        output.note("what was decided is for orchestrators; an agent sees signals and the context", session.json)
 
 
 @command(commands)
@@ -139,8 +157,11 @@ async def signal(
     ] = None,
     version: Annotated[str | None, Option("--agent-version", metavar="TEXT", help="The agent's version.")] = None,
     replace: Annotated[bool, Option("--replace", help="Revise what this agent has sent before.")] = False,
+    behalf: Annotated[
+        str | None, Option("--for", metavar="AGENT", help="Whose signal it is; for orchestrators and administrators.")
+    ] = None,
 ) -> None:
-    """Send the signal of an agent (--agent), and print what became of it: accepted, duplicate or late.
+    """Send the signal of an agent (--agent, or --for another), and print what became of it: accepted, duplicate or late.
 
     \b
     Example:
@@ -153,7 +174,7 @@ async def signal(
     if version is not None:
         fields["agent_version"] = version
     async with session.space() as space:
-        signalled = await (await space.correlation(id)).signal(fields, replace=replace)
+        signalled = await (await space.correlation(id)).signal(fields, agent=behalf, replace=replace)
     told = {"outcome": signalled.outcome, "version": signalled.version}
     output.value(told if session.json else signalled.outcome, session.json)
 
@@ -190,6 +211,8 @@ async def decide(
         output.json_line(output.plain(decision))
     else:
         output.line(_sentence(decision))
+        if decision.to_publish:
+            output.line("it is in the outbox, for an orchestrator that publishes")
 
 
 def _show(view: CorrelationView, decision: Decision | None, json: bool) -> None:
@@ -208,13 +231,25 @@ def _show(view: CorrelationView, decision: Decision | None, json: bool) -> None:
         }
         output.json_line(told)
         return
-    output.line(f"{view.corr_id}: {view.status}, until {output.moment(view.metadata.timeout_at)}")
+    output.line(f"{view.corr_id}: {_standing(view)}")
     rows = [["signal", agent, output.brief(signal.get("analysis"))] for agent, signal in view.signals.items()]
     rows += [["missing", agent, ""] for agent in view.missing]
+    if view.missing_count and not view.missing:
+        rows.append(["missing", f"any {view.missing_count}", ""])
     rows += [["late", agent, output.brief(signal.get("analysis"))] for agent, signal in view.late.items()]
     output.table(("", "agent", "analysis"), rows)
     if decision is not None:
         output.line(_sentence(decision))
+
+
+def _standing(view: CorrelationView) -> str:
+    """How it stands, and until when that counts."""
+    metadata = view.metadata
+    if view.status in FINISHED:
+        kept = "" if view.expires_at is None else f", kept until {output.moment(view.expires_at)}"
+        return f"{view.status} at {output.moment(metadata.last_updated)}{kept}"
+    there = f"{len(view.signals)} of {metadata.needed} signals"
+    return f"{view.status}, {there}, until {output.moment(metadata.timeout_at)}"
 
 
 def _sentence(decision: Decision) -> str:

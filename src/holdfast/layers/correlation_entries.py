@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.codec import decode
 from holdfast.engine import Entry
-from holdfast.errors import Damaged, Error, InvalidInput
+from holdfast.errors import AccessDenied, Damaged, Error, InvalidInput
 from holdfast.keys import Subspace, check_name
 from holdfast.layers.batch import split_tag, type_tag
 from holdfast.layers.scope import Scope
@@ -195,6 +195,14 @@ def tag_of(status: Status) -> str:
 def status_in(tag: str) -> str | None:
     """The status that an entry's tag tells, without reading its value."""
     return split_tag(tag)[1]
+
+
+def not_for_agents(actor: str, what: str) -> AccessDenied:
+    """Why an agent was refused, in words that do not need the keyspace."""
+    return AccessDenied(
+        f"{actor!r} may not {what}: that is for orchestrators; agents find correlations, signal, and see signals and the "
+        "context. Use an orchestrator's token, or ask whoever keeps the rules"
+    )
 
 
 async def kept_ms(scope: Scope, status: str | None) -> int | None:

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, TypeAlias
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or, wait_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Entry, Put, VersionIs
-from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
 from holdfast.identity import check_agent
 from holdfast.ids import new_id
 from holdfast.layers.coordination import Coordination
@@ -52,6 +52,7 @@ from holdfast.layers.correlation_entries import (
     check_id,
     due_key,
     kept_ms,
+    not_for_agents,
     state_of,
     status_in,
     tag_of,
@@ -147,13 +148,15 @@ class Correlation:
             found = state_of(conflict.actual)
             if _agreed(found.metadata) != _agreed(metadata):
                 raise Conflict(
-                    f"correlation {self.id!r} exists already and expects something else: {_agreed(found.metadata)}; "
-                    "find it without expect=, or choose another id",
+                    f"correlation {self.id!r} exists already and expects something else: {_told(found.metadata)}; "
+                    "find it without saying what it expects, or choose another id",
                     key=self._key,
                     condition="absent",
                     actual=conflict.actual,
                 ) from None
             self._known = found, conflict.actual.version
+        except AccessDenied as exc:
+            raise not_for_agents(self._scope.actor, f"make correlation {self.id!r}") from exc
         else:
             self._known = state, receipt.version
 
@@ -211,7 +214,7 @@ class Correlation:
             return "late", 0
         if counted is not None and not replace:
             raise Conflict(
-                f"{agent!r} has sent another signal to correlation {self.id!r}; send replace=True to revise it",
+                f"{agent!r} has sent another signal to correlation {self.id!r}; to revise that, send it with replace",
                 key=key,
                 condition="absent",
                 actual=before,
@@ -275,7 +278,10 @@ class Correlation:
             raise self._not_found()
         if not state_of(root).finished:
             return None
-        [entry] = await self._scope.engine.get(self._scope.space, [MADE + self.id])
+        try:
+            [entry] = await self._scope.engine.get(self._scope.space, [MADE + self.id])
+        except AccessDenied as exc:
+            raise not_for_agents(self._scope.actor, f"see what was decided about {self.id!r}") from exc
         return None if entry is None else decode(entry.value, Decision)
 
     async def _await(self, enough: Any, wait: Duration | None, *, tell_last: bool = False) -> Entry | None:
@@ -301,7 +307,7 @@ class Correlation:
     def _not_found(self) -> NotFound:
         return NotFound(
             f"there is no correlation {self.id!r}: it was never made, or it ended long ago and was cleaned away. "
-            "A signal makes none; orchestrators do, with expect="
+            "A signal makes none; an orchestrator does, and says whom it expects"
         )
 
     def __repr__(self) -> str:
@@ -334,7 +340,10 @@ class SharedContext:
                 raise InvalidInput(f"a context has at most {CONTEXT_BYTES_MAX:,} bytes, not {len(value):,}")
             tx.put(Put(self._key, value))
 
-        await transact(lambda: Transaction(self._scope), work)
+        try:
+            await transact(lambda: Transaction(self._scope), work)
+        except AccessDenied as exc:
+            raise not_for_agents(self._scope.actor, f"publish a context for {self._id!r}") from exc
 
     async def read(self) -> dict[str, Any]:
         """What was published; the usual fields are there, empty, also when they were not."""
@@ -459,6 +468,14 @@ def metadata_of(
         timeout_ms = duration_ms(timeout, name="timeout")
     now = as_datetime(now_ms)
     return Metadata(now, now, names, as_datetime(now_ms + timeout_ms), pattern, needed, min_agents)
+
+
+def _told(metadata: Metadata) -> str:
+    """What was agreed, in a sentence."""
+    agreed = _agreed(metadata)
+    who = ", ".join(metadata.expected_agents) or f"any {metadata.needed} agents"
+    least = "" if metadata.min_agents is None else f", at least {metadata.min_agents}"
+    return f"{who} within {agreed['timeout']:g} s{least}, pattern {metadata.orchestration_pattern}"
 
 
 def _agreed(metadata: Metadata) -> dict[str, Any]:

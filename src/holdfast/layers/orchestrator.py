@@ -60,6 +60,7 @@ from holdfast.engine import (
     cursor_at,
 )
 from holdfast.errors import (
+    AccessDenied,
     Compacted,
     Conflict,
     Error,
@@ -87,6 +88,7 @@ from holdfast.layers.correlation_entries import (
     due_key,
     kept_ms,
     millis,
+    not_for_agents,
     state_of,
     tag_of,
 )
@@ -168,6 +170,8 @@ class Orchestrator:
                     await self._watch_over()
                 except PASSING as exc:
                     await self._pause(exc)
+        except AccessDenied as exc:
+            raise not_for_agents(self._scope.actor, "decide correlations") from exc
         finally:
             self._ended.set()
 
@@ -521,7 +525,13 @@ class Orchestrator:
 
     async def decide(self, corr_id: str) -> Decision:
         """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
-        key = STATES + check_id(corr_id)
+        try:
+            return await self._decide_now(check_id(corr_id))
+        except AccessDenied as exc:
+            raise not_for_agents(self._scope.actor, f"decide correlation {corr_id!r}") from exc
+
+    async def _decide_now(self, corr_id: str) -> Decision:
+        key = STATES + corr_id
         async with self._serving(self._agenda()) as term:
             entry, mark = await self._scope.engine.get(self._scope.space, [key, PUBLISHING])
             if entry is None:
