@@ -27,12 +27,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
+from msgspec import convert
+
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or, wait_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import SCAN_MAX, Absent, Entry, Put, VersionIs
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, NotFound
 from holdfast.identity import check_agent
 from holdfast.ids import new_id
+from holdfast.layers.answers import answered, once, remembering
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     CONTEXTS,
@@ -127,11 +130,11 @@ class Correlation:
 
     # --- making and finding ---
 
-    async def make(self, metadata: Metadata) -> None:
-        """Make it, or find the one that was made with the same expectations."""
+    async def make(self, metadata: Metadata, *remembered: Put) -> bool:
+        """Make it, and write what is to be remembered of that; False when there is one that was made with the same expectations."""
         state = State(self.id, "collecting", new_id(), metadata)
         put = Put(self._key, encode(state, known=True), tag=tag_of("collecting"))
-        operations = put, Put(due_key(state), encode(state.run))
+        operations = put, Put(due_key(state), encode(state.run)), *remembered
         try:
             receipt = await self._scope.commit(operations, (Absent(self._key), Absent(self._outbox)))
         except Conflict as conflict:
@@ -155,10 +158,21 @@ class Correlation:
                     actual=conflict.actual,
                 ) from None
             self._known = found, conflict.actual.version
+            return False
         except AccessDenied as exc:
             raise not_for_agents(self._scope.actor, f"make correlation {self.id!r}") from exc
-        else:
-            self._known = state, receipt.version
+        self._known = state, receipt.version
+        return True
+
+    @property
+    def version(self) -> int:
+        """Of its state, as it was last seen."""
+        return 0 if self._known is None else self._known[1]
+
+    def as_made(self, metadata: Metadata, version: int) -> CorrelationView:
+        """As everybody saw it when it was made, at this version."""
+        missing = tuple(metadata.expected_agents)
+        return CorrelationView(self.id, "collecting", {}, missing, metadata.needed, {}, metadata, version, None)
 
     async def find(self, wait: Duration | None = 0) -> None:
         """NotFound when there is none, or none comes within that time."""
@@ -168,12 +182,22 @@ class Correlation:
 
     # --- what agents do ---
 
-    async def signal(self, signal: Mapping[str, Any], *, agent: str | None = None, replace: bool = False) -> Signalled:
-        """Send this agent's signal. `agent` is for orchestrators, who may send one on another's behalf."""
+    async def signal(
+        self,
+        signal: Mapping[str, Any],
+        *,
+        agent: str | None = None,
+        replace: bool = False,
+        request_id: str | None = None,
+    ) -> Signalled:
+        """Send this agent's signal. `agent` is for orchestrators, who may send one on another's behalf.
+
+        Repeated under its `request_id` within an hour it gives what it gave before, and changes nothing.
+        """
         agent = agent or self._scope.actor
         now_ms = self._scope.clock.now_ms()
         fields = checked_signal(signal, agent, self.id, now_ms)
-        if self._known is not None and not replace and self._known[0].collects(now_ms):
+        if self._known is not None and not (replace or request_id) and self._known[0].collects(now_ms):
             # The usual case, without a read: it is collecting as it was, and this is the agent's first signal.
             state, version = self._known
             put = self._put(self._signals, state, agent, fields)
@@ -186,12 +210,21 @@ class Correlation:
                 return Signalled("accepted", done.version)
         begun: Items[Transaction] = []
         told = decode(encode(fields), dict)  # as it will be read, to be compared with what was
+        asked = ["signal", self.id, agent, {name: told[name] for name in signal}, replace]
 
         def begin() -> Transaction:
             begun.append(Transaction(self._scope))
             return begun[-1]
 
-        outcome, version = await transact(begin, lambda tx: self._signal_in(tx, agent, told, replace))
+        async def work(tx: Transaction) -> tuple[SignalOutcome, int]:
+            if (before := await answered(tx, request_id, asked)) is not None:
+                return before.answer, before.version
+            outcome, version = await self._signal_in(tx, agent, told, replace)
+            if request_id is not None and tx.operations:
+                tx.put(remembering(self._scope, request_id, asked, outcome))
+            return outcome, version
+
+        outcome, version = await transact(begin, work)
         receipt = begun[-1].receipt
         return Signalled(outcome, version or (0 if receipt is None else receipt.version))
 
@@ -323,12 +356,22 @@ class SharedContext:
         self._key = CONTEXTS + corr_id
         self._state = STATES + corr_id
 
-    async def publish(self, fields: Mapping[str, Any]) -> None:
-        """Add or replace these fields, as long as it is collecting. For orchestrators."""
+    async def publish(self, fields: Mapping[str, Any], *, request_id: str | None = None) -> dict[str, Any]:
+        """Add or replace these fields, as long as it is collecting, and give what agents see then. For orchestrators.
 
-        async def work(tx: Transaction) -> None:
+        Repeated under its `request_id` within an hour it gives what it gave before, and changes nothing.
+        """
+        asked = ["context", self._id, dict(fields)]
+
+        async def work(tx: Transaction) -> dict[str, Any]:
+            seen: dict[str, Any] = await once(tx, request_id, asked, lambda: add(tx))
+            return seen
+
+        async def add(tx: Transaction) -> dict[str, Any]:
             root, context = await tx.read(self._state, self._key)
-            if root is None or state_of(root).status != "collecting":
+            if root is None:
+                raise NotFound(f"there is no correlation {self._id!r}")
+            if state_of(root).status != "collecting":
                 raise Conflict(
                     f"correlation {self._id!r} is not collecting, so its context stays as it is",
                     key=self._state,
@@ -339,9 +382,10 @@ class SharedContext:
             if len(value) > CONTEXT_BYTES_MAX:
                 raise InvalidInput(f"a context has at most {CONTEXT_BYTES_MAX:,} bytes, not {len(value):,}")
             tx.put(Put(self._key, value))
+            return _seen(decode(value, dict))
 
         try:
-            await transact(lambda: Transaction(self._scope), work)
+            return await transact(lambda: Transaction(self._scope), work)
         except AccessDenied as exc:
             raise not_for_agents(self._scope.actor, f"publish a context for {self._id!r}") from exc
 
@@ -351,7 +395,12 @@ class SharedContext:
         if root is None:
             raise NotFound(f"there is no correlation {self._id!r}")
         told = decode(context.value, dict) if context is not None else state_of(root).context or {}
-        return {**decode(encode(CONTEXT_FIELDS), dict), **told}
+        return _seen(told)
+
+
+def _seen(context: dict[str, Any]) -> dict[str, Any]:
+    """A context with the usual fields, empty where nobody published them."""
+    return {**decode(encode(CONTEXT_FIELDS), dict), **context}
 
 
 class Correlations:
@@ -361,9 +410,13 @@ class Correlations:
         self._scope = scope
         self._coordination = coordination
 
+    def at(self, id: str) -> Correlation:
+        """The one of this id, unread: whether there is one, what is asked of it tells."""
+        return Correlation(self._scope, self._coordination, check_id(id))
+
     async def find(self, id: str, wait: Duration | None = 0) -> Correlation:
         """The one of this id; NotFound when there is none, or none comes within that time."""
-        correlation = Correlation(self._scope, self._coordination, check_id(id))
+        correlation = self.at(id)
         await correlation.find(wait)
         return correlation
 
@@ -377,10 +430,33 @@ class Correlations:
         pattern: str = "fan_in",
     ) -> Correlation:
         """Make one, or find the one that was made with the same expectations; as `space.correlation(id, expect=…)`."""
-        correlation = Correlation(self._scope, self._coordination, check_id(id))
+        correlation = self.at(id)
         now_ms = self._scope.clock.now_ms()
         await correlation.make(metadata_of(now_ms, expect, timeout, min_agents, profile, pattern))
         return correlation
+
+    async def make_once(
+        self,
+        id: str,
+        request_id: str | None,
+        *,
+        expect: Sequence[str] | int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - of the correlation, not of this call
+        min_agents: int | None = None,
+        profile: str | None = None,
+        pattern: str = "fan_in",
+    ) -> CorrelationView:
+        """Make one, or find it, and see it. Repeated under its request id within an hour it is seen as it was made, and not made anew."""
+        correlation = self.at(id)
+        metadata = metadata_of(self._scope.clock.now_ms(), expect, timeout, min_agents, profile, pattern)
+        asked = ["correlation", id, _agreed(metadata)]
+        before = await answered(Transaction(self._scope), request_id, asked)
+        if before is not None:
+            return correlation.as_made(convert(before.answer, Metadata), before.version)
+        remembered = () if request_id is None else (remembering(self._scope, request_id, asked, metadata),)
+        if await correlation.make(metadata, *remembered):
+            return correlation.as_made(metadata, correlation.version)
+        return await correlation.view()
 
     async def list(
         self, *, status: Status | None = None, prefix: str = "", after: str | None = None, limit: int = 1000

@@ -73,6 +73,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.layers.agenda import SIGNALLED, Agenda, ToDecide, ToPublish
+from holdfast.layers.answers import answered, remembering
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.correlation_entries import (
     CONTEXTS,
@@ -97,6 +98,7 @@ from holdfast.layers.merging import STRATEGIES, Strategy, strategy_of
 from holdfast.layers.patterns import called
 from holdfast.layers.scope import Scope
 from holdfast.layers.terms import NOTES_MAX, RETRY_MS, Term
+from holdfast.layers.transact import Transaction
 
 LEASE_MS: Final = 10_000
 WORK_MAX: Final = 64
@@ -113,6 +115,8 @@ PASSING: Final = (Unavailable, OutcomeUnknown, Compacted, LeaseLost, RateLimitEx
 """What may be otherwise the next time."""
 
 OnDecision = Callable[[Decision], Any]
+Remembered = Callable[[str], Operation]
+"""From a decision's id to what remembers by which request it was made."""
 
 log = logging.getLogger("holdfast.orchestrator")
 
@@ -140,6 +144,7 @@ class Orchestrator:
         self._scope = scope
         self._coordination = coordination
         self._on_decision = on_decision
+        self._publish_given = publish
         self._writes_outbox = True if publish is None and on_decision is not None else publish
         """None: as soon as somebody publishes here."""
         self._lease_ms = lease_ms
@@ -402,6 +407,7 @@ class Orchestrator:
         *,
         timed_out: bool = False,
         forced: bool = False,
+        remembered: Remembered | None = None,
     ) -> Decision:
         """Make it this orchestrator's, from the state that was seen, and decide it; Conflict if that is over, or `there` is not."""
         state = claimed(seen, term.id, self._scope.clock.now_ms(), timed_out=timed_out, forced=forced)
@@ -410,7 +416,7 @@ class Orchestrator:
         case = await read_case(self._scope, state, forced=forced)
         if state.claim is not None and state.claim.attempt > ATTEMPTS_MAX:
             case = case.abandoned()
-        return await self._finish(term, case, version)
+        return await self._finish(term, case, version, remembered=remembered)
 
     async def _decide_at_once(self, term: Term, work: ToDecide, seen: State, version: int) -> bool:
         """Claim and decide in one commit; False when a signal or the context was changed meanwhile: a claim ends that."""
@@ -426,21 +432,29 @@ class Orchestrator:
             return False
         return True
 
-    async def _finish(self, term: Term, case: Case, version: int, as_read: tuple[Condition, ...] = ()) -> Decision:
+    async def _finish(
+        self,
+        term: Term,
+        case: Case,
+        version: int,
+        as_read: tuple[Condition, ...] = (),
+        remembered: Remembered | None = None,
+    ) -> Decision:
         """Ask the strategy; state, decision, outbox and what goes away are one commit."""
         outbox = self._writes_outbox  # as it is now: another task may hear of the mark meanwhile
         decision, told = await conclude(
             case, self.merge, self._strategy, self._version, self._scope, to_publish=bool(outbox)
         )
+        more = () if remembered is None else (remembered(decision.id),)
         try:
             unmarked = (Absent(PUBLISHING),) if outbox is None else ()
-            return await self._write(term, case, version, decision, told, as_read, unmarked)
+            return await self._write(term, case, version, decision, told, as_read, unmarked, more)
         except Conflict as conflict:
             if conflict.key != PUBLISHING:
                 raise
         self._writes_outbox = True
         decision = msgspec.structs.replace(decision, to_publish=True)
-        return await self._write(term, case, version, decision, encode(decision, known=True), as_read)
+        return await self._write(term, case, version, decision, encode(decision, known=True), as_read, more=more)
 
     async def _write(
         self,
@@ -451,6 +465,7 @@ class Orchestrator:
         told: bytes,
         as_read: tuple[Condition, ...],
         unmarked: tuple[Condition, ...] = (),
+        more: tuple[Operation, ...] = (),
     ) -> Decision:
         """Commit a decision, and publish it."""
         state, now = case.state, self._scope.clock.now_ms()
@@ -469,6 +484,7 @@ class Orchestrator:
             Put(STATES + state.corr_id, encode(finished, known=True), ttl_ms, tag_of(decision.status)),
             Put(MADE + state.corr_id, told, ttl_ms),
             Delete(due_key(state)),
+            *more,
         ]
         if decision.to_publish:
             operations.append(Put(OUTBOX + state.corr_id, told, tag="" if self._on_decision is None else term.id))
@@ -523,14 +539,29 @@ class Orchestrator:
         else:
             term.news.set()
 
-    async def decide(self, corr_id: str) -> Decision:
-        """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it."""
+    async def decide(self, corr_id: str, *, request_id: str | None = None) -> Decision:
+        """Decide this one now, with the signals that are there; Conflict if it is decided, or another is at it.
+
+        Repeated under its `request_id` within an hour it gives what it decided then.
+        """
+        asked = ["decide", check_id(corr_id), self.merge, self._publish_given]
         try:
-            return await self._decide_now(check_id(corr_id))
+            before = await answered(Transaction(self._scope), request_id, asked)
+            if before is not None:
+                return await self._decided_before(corr_id, before.answer)
+            remembered = None if request_id is None else partial(remembering, self._scope, request_id, asked)
+            return await self._decide_now(corr_id, remembered)
         except AccessDenied as exc:
             raise not_for_agents(self._scope.actor, f"decide correlation {corr_id!r}") from exc
 
-    async def _decide_now(self, corr_id: str) -> Decision:
+    async def _decided_before(self, corr_id: str, decision_id: str) -> Decision:
+        [entry] = await self._scope.engine.get(self._scope.space, [MADE + corr_id])
+        decision = None if entry is None else decode(entry.value, Decision)
+        if decision is None or decision.id != decision_id:
+            raise NotFound(f"what this request decided about correlation {corr_id!r} is not kept any more")
+        return decision
+
+    async def _decide_now(self, corr_id: str, remembered: Remembered | None) -> Decision:
         key = STATES + corr_id
         async with self._serving(self._agenda()) as term:
             entry, mark = await self._scope.engine.get(self._scope.space, [key, PUBLISHING])
@@ -544,7 +575,9 @@ class Orchestrator:
                 what = "is being decided by another orchestrator" if busy else f"is {state.status} already"
                 raise Conflict(f"correlation {corr_id!r} {what}", key=key, condition="version", actual=entry)
             timed_out = millis(state.metadata.timeout_at) <= self._scope.clock.now_ms()  # nobody has decided it since
-            decision = await self._take(term, state, entry.version, timed_out=timed_out, forced=True)
+            decision = await self._take(
+                term, state, entry.version, timed_out=timed_out, forced=True, remembered=remembered
+            )
             await term.note_now()
             return decision
 

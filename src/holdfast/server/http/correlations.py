@@ -1,8 +1,9 @@
 """Correlations over HTTP: make one, signal, see it, wait for its decision, decide it now.
 
 Who may do what the store decides, as it does for everybody: agents signal in their own name, read states and contexts; orchestrators
-make correlations, publish contexts, read and make decisions. A signal may be repeated: the same again is a duplicate. A
-strategy is named, and is one that ships with the product: no code comes over the wire.
+make correlations, publish contexts, read and make decisions. A signal may be repeated: the same again is a duplicate. Whatever
+changes something, repeated with its Idempotency-Key, gets the same answer. A strategy is named, and is one that ships with the
+product: no code comes over the wire.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.layers.correlation_entries import ID_BYTES_MAX, Decision, Status
 from holdfast.layers.correlations import Correlation, CorrelationView, SignalOutcome
 from holdfast.layers.patterns import AGENTS_MAX
 from holdfast.server.http.endpoint import Call, endpoint
-from holdfast.server.http.shapes import InSpace, Lifetime, PageSize, Prefix, WaitText, Wire
+from holdfast.server.http.shapes import InSpace, Lifetime, PageSize, Prefix, Repeatable, WaitText, Wire
 
 CorrelationId = Annotated[
     str,
@@ -160,19 +161,20 @@ async def _found(call: Call, path: CorrelationAt) -> Correlation:
 
 
 @endpoint("POST", "/v1/spaces/{space}/correlations/{name}", errors=(Conflict, AccessDenied))
-async def make_correlation(call: Call, path: CorrelationAt, body: Expectations) -> Shown:
+async def make_correlation(call: Call, path: CorrelationAt, headers: Repeatable, body: Expectations) -> Shown:
     """Make a correlation, or find the one that was made with the same expectations. For orchestrators."""
     if body.expect is None and body.profile is None:
         raise InvalidInput("name whom it expects, with expect or profile")
-    correlation = await call.space(path.space).correlation(
+    view = await call.space(path.space).correlations.make_once(
         path.name,
+        headers.request_id,
         expect=body.expect,
         timeout=body.timeout,
         min_agents=body.min_agents,
         profile=body.profile,
         pattern=body.pattern,
     )
-    return _shown(await correlation.view())
+    return _shown(view)
 
 
 @endpoint("GET", "/v1/spaces/{space}/correlations")
@@ -202,10 +204,16 @@ async def show_correlation(call: Call, path: CorrelationAt) -> Shown:
 
 
 @endpoint("PUT", "/v1/spaces/{space}/signals/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def send_signal(call: Call, path: CorrelationAt, query: Revising, body: SignalBody) -> Received:
+async def send_signal(
+    call: Call, path: CorrelationAt, query: Revising, headers: Repeatable, body: SignalBody
+) -> Received:
     """Send a signal in one's own name; orchestrators in anybody's that agent_name names."""
     fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    signalled = await (await _found(call, path)).signal(fields, agent=body.agent_name, replace=query.replace)
+    # With a key the answer to it comes first: what it was about may be gone since.
+    correlation = call.space(path.space).correlations.at(path.name) if headers.request_id else await _found(call, path)
+    signalled = await correlation.signal(
+        fields, agent=body.agent_name, replace=query.replace, request_id=headers.request_id
+    )
     return Received(signalled.outcome, signalled.version)
 
 
@@ -216,11 +224,10 @@ async def read_context(call: Call, path: CorrelationAt) -> Context:
 
 
 @endpoint("PUT", "/v1/spaces/{space}/contexts/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def publish_context(call: Call, path: CorrelationAt, body: dict[str, Any]) -> Context:
+async def publish_context(call: Call, path: CorrelationAt, headers: Repeatable, body: dict[str, Any]) -> Context:
     """Add or replace fields of the context, as long as it is collecting. For orchestrators."""
-    correlation = await _found(call, path)
-    await correlation.context.publish(body)
-    return Context(await correlation.context.read())
+    correlation = call.space(path.space).correlations.at(path.name)
+    return Context(await correlation.context.publish(body, request_id=headers.request_id))
 
 
 @endpoint("GET", "/v1/spaces/{space}/decisions/{name}", errors=(NotFound, AccessDenied))
@@ -235,10 +242,14 @@ async def read_decision(call: Call, path: CorrelationAt, query: WaitQuery) -> De
 
 
 @endpoint("POST", "/v1/spaces/{space}/decisions/{name}", errors=(NotFound, Conflict, AccessDenied))
-async def decide_now(call: Call, path: CorrelationAt, body: DecideNow) -> Decided:
+async def decide_now(call: Call, path: CorrelationAt, headers: Repeatable, body: DecideNow) -> Decided:
     """Decide it now, with the signals that are there. For orchestrators."""
-    orchestrator = call.space(path.space).orchestrator(merge=body.merge, publish=body.publish)
-    return Decided(await orchestrator.decide(path.name))
+    space = call.space(path.space)
+    orchestrator = space.orchestrator(merge=body.merge, publish=body.publish)
+    if headers.request_id is None:
+        return Decided(await orchestrator.decide(path.name))
+    async with call.port.one_at_a_time(space.name, space.agent, headers.request_id):
+        return Decided(await orchestrator.decide(path.name, request_id=headers.request_id))
 
 
 ENDPOINTS = (
