@@ -351,12 +351,14 @@ class Store:
 
     async def note_drop(self, name: str, agent: str) -> None:
         """Write down, before it happens, who drops a space."""
+        await self.note("drop_space", f"spaces/{name}", agent)
+
+    async def note(self, operation: str, key: str, agent: str) -> None:
+        """Write into the store's own audit what is done to the store as a whole, and by whom."""
         from holdfast.layers.audit import Audit
 
         await make_system_space(self.engine, self._durability)
-        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
-            "committed", "drop_space", f"spaces/{name}", actor=agent
-        )
+        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note("committed", operation, key, actor=agent)
 
     async def tidy(self) -> None:
         """Do the background work of every space now: sweep, collect, seal, prune."""
