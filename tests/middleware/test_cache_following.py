@@ -13,7 +13,8 @@ from holdfast.middleware import cache_following
 from holdfast.middleware.cache_following import READABLE
 from tests.middleware.caching import SPACE, Bench, Durable, value, values
 
-SECTION = "sections/documents/d/"
+UNHEARD = "tasks/states/"
+"""Of what is here, one who may not watch everything is not told."""
 SPACES = tuple(f"s{number}" for number in range(6))
 
 
@@ -46,10 +47,10 @@ async def test_a_session_never_goes_back_when_less_is_followed_than_before(bench
     """What is not followed any more must not count as unchanged because nothing is heard of it."""
     durable = Guarded(bench)
     engine = bench.process(durable=durable)
-    key = SECTION + "risk/1"
+    key = UNHEARD + "risk/1"
 
     async def read(seen: int) -> list[bytes | None]:
-        return [*await values(engine, SECTION, seen)] if kind == "page" else [await value(engine, key, seen)]
+        return [*await values(engine, UNHEARD, seen)] if kind == "page" else [await value(engine, key, seen)]
 
     await bench.put(key, "old")
     assert await read(0) == [b"old"]

@@ -27,8 +27,8 @@ PAUSE_S_MAX: Final = 2.0
 """Between two attempts to follow a feed that failed."""
 CLOCK_SKEW_MS: Final = 1_000
 """By how much the clocks of those who share copies may differ."""
-READABLE: Final = ("records/", "lists/", "sets/", "documents/", "correlations/", "blobs/")
-"""What is followed by one who may not watch everything."""
+READABLE: Final = ("records/", "lists/", "sets/", "documents/", "sections/", "correlations/", "blobs/")
+"""What is followed by one who may not watch everything: what layers read through a hot tier, all of it with the verb Get."""
 
 log = logging.getLogger("holdfast.cache")
 
