@@ -103,13 +103,19 @@ def open(
         durability,
         background,
         None if token is None else Secret(token),
-        _options(cache) if isinstance(cache, str) else cache,
+        None if cache is None else _options(cache),
     )
 
 
-def _options(cache: str) -> Cache:
+def _options(cache: str | Cache) -> Cache:
     from holdfast.middleware.cache_options import Cache
 
+    if isinstance(cache, Cache):
+        return cache
+    if not isinstance(cache, str):
+        raise InvalidInput(
+            f"cache= is 'memory', the 'redis://…' of a server that processes share, or a holdfast.Cache(…), not {cache!r:.60}"
+        )
     return Cache(cache)
 
 

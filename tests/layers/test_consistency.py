@@ -156,6 +156,12 @@ async def test_a_cache_that_does_not_exist_is_refused_and_the_store_is_let_go(tm
             await holdfast.open(str(tmp_path / "team.db"), cache=wrong)
 
 
+@pytest.mark.parametrize("wrong", [True, False, 1, b"memory", {}])
+def test_what_is_no_cache_is_told_what_there_is(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match="'memory', the 'redis://"):
+        holdfast.open("memory:", cache=wrong)  # type: ignore[arg-type]
+
+
 async def test_the_stores_own_drop_forgets_what_was_cached(clock: ManualClock) -> None:
     async with holdfast.open("memory:", clock=clock, background=False, cache="memory") as store:
         space = view(store)
