@@ -22,7 +22,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
 from holdfast.engines.registry import file_of, open_engine, open_shelf, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
-from holdfast.identity import Identity, Secret
+from holdfast.identity import AGENT_NAMES, AgentNames, Identity, Secret
 from holdfast.layers.catalogue import Catalogue
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -79,6 +79,7 @@ def open(
     background: bool = True,
     token: str | None = None,
     cache: str | Cache | None = None,
+    agent_names: AgentNames | None = None,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
@@ -87,10 +88,13 @@ def open(
     other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
     `background=False` leaves sweeping, sealing and pruning to other processes. `token` is what a keeper knows you by; other
     stores take none. `cache` is a hot tier for session and eventual reads: "memory", or the "redis://…" of a server that
-    processes share.
+    processes share. `agent_names` is "strict" (small letters and underscores) or "plain"; it belongs to the store: whoever
+    opens it afterwards without a word about it keeps to it.
     """
     if durability is not None:
         check_durability(durability)
+    if agent_names is not None and agent_names not in AGENT_NAMES:
+        raise InvalidInput(f"agent_names= is one of {', '.join(AGENT_NAMES)}, not {agent_names!r:.60}")
     url = os.fspath(url) if isinstance(url, os.PathLike) else url
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
@@ -104,6 +108,7 @@ def open(
         background,
         None if token is None else Secret(token),
         None if cache is None else _options(cache),
+        agent_names,
     )
 
 
@@ -133,6 +138,7 @@ class Store:
         background: bool,
         token: Secret | None = None,
         cache: Cache | None = None,
+        agent_names: AgentNames | None = None,
     ) -> None:
         self.url = url
         self._clock = clock
@@ -144,6 +150,9 @@ class Store:
         self._background = background
         self._token = token
         self._options = cache
+        self._told_names = agent_names
+        self.agent_names: AgentNames = agent_names or "plain"
+        """What agents may be called, as this store was told, or by this process."""
         self._engine: Engine | None = None
         self._awaited = False
         self._closing = asyncio.Lock()
@@ -173,7 +182,8 @@ class Store:
                 return self
             if self._durability is not None and isinstance(self._engine, _MayRefuse):
                 await self._engine.require(self._durability)
-            await share(self._engine, self._redaction, self._retention, self._durability)
+            told = self._redaction, self._retention, self._durability, self._told_names
+            self.agent_names = await share(self._engine, *told)
             self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
         except BaseException:
             await self._engine.close()
@@ -337,7 +347,7 @@ class Store:
                 raise InvalidInput(f"the token speaks for {identity.agent!r} and cannot write as {given!r}")
             return identity.agent
         agent = "local" if given is None else given
-        check_agent(agent)
+        check_agent(agent, self.agent_names)
         return agent
 
     async def spaces(self) -> list[SpaceInfo]:
