@@ -51,6 +51,10 @@ ID_SHIFT: Final = 20
 """An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 REQUEST_WINDOW_MS: Final = 3_600_000
 FEED_WINDOW_MS: Final = 24 * 3_600_000
+LOSS_JUMP: Final = 2**32
+"""By how much revisions jump where commits may be lost that nobody can count: none of their versions is given again."""
+COMMITS_PER_MS_MAX: Final = 16
+"""As many as a space can make for days on end."""
 
 Durability: TypeAlias = Literal["volatile", "async", "sync"]
 DURABILITIES: Final = ("volatile", "async", "sync")
@@ -333,6 +337,11 @@ class Engine(Protocol):
 
 
 # --- what every engine checks, in one place ---
+
+
+def beyond(revision: int, ms: int) -> int:
+    """A revision that no space can have reached which stood at this one so many milliseconds ago."""
+    return revision + LOSS_JUMP + max(0, ms) * COMMITS_PER_MS_MAX
 
 
 def cursor_at(revision: int) -> str:

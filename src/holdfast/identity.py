@@ -21,6 +21,10 @@ EVERY_SPACE: Final = "*"
 """The space of an administrator's token."""
 
 AGENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}", re.ASCII)
+STRICT_AGENT: Final = re.compile(r"[a-z_]{1,128}", re.ASCII)
+AgentNames: TypeAlias = Literal["plain", "strict"]
+"""What agents of a store may be called: AGENT, or document A's small letters and underscores alone."""
+AGENT_NAMES: Final[tuple[AgentNames, ...]] = ("plain", "strict")
 SPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
 TOKEN_ID: Final = re.compile(r"[a-z2-7]{16}", re.ASCII)
@@ -56,9 +60,13 @@ def hidden(text: str) -> str:
     return _IN_TEXT.sub(r"\1…", text) if "hf_" in text else text
 
 
-def check_agent(name: str) -> None:
+def check_agent(name: str, names: AgentNames = "plain") -> None:
     if not isinstance(name, str) or AGENT.fullmatch(name) is None:
         raise InvalidInput(f"an agent's name is letters, digits, '_' and '-', at most 128, not {name!r:.60}")
+    if names == "strict" and STRICT_AGENT.fullmatch(name) is None:
+        raise InvalidInput(
+            f"an agent's name is small letters and '_' in this store (agent_names: strict), not {name!r:.60}"
+        )
     if name == "holdfast":
         raise InvalidInput("the agent name 'holdfast' belongs to the store itself; choose another")
 

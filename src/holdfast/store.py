@@ -22,7 +22,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
 from holdfast.engines.registry import file_of, open_engine, open_shelf, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
-from holdfast.identity import Identity, Secret
+from holdfast.identity import AGENT_NAMES, AgentNames, Identity, Secret
 from holdfast.layers.catalogue import Catalogue
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
@@ -79,6 +79,7 @@ def open(
     background: bool = True,
     token: str | None = None,
     cache: str | Cache | None = None,
+    agent_names: AgentNames | None = None,
 ) -> Store:
     """A store, to be used as `async with holdfast.open(url) as store:` or `store = await holdfast.open(url)`.
 
@@ -87,10 +88,13 @@ def open(
     other; a server that cannot give it is refused with DurabilityUnavailable (None: only when a space needs it).
     `background=False` leaves sweeping, sealing and pruning to other processes. `token` is what a keeper knows you by; other
     stores take none. `cache` is a hot tier for session and eventual reads: "memory", or the "redis://…" of a server that
-    processes share.
+    processes share. `agent_names` is "strict" (small letters and underscores) or "plain"; it belongs to the store: whoever
+    opens it afterwards without a word about it keeps to it.
     """
     if durability is not None:
         check_durability(durability)
+    if agent_names is not None and agent_names not in AGENT_NAMES:
+        raise InvalidInput(f"agent_names= is one of {', '.join(AGENT_NAMES)}, not {agent_names!r:.60}")
     url = os.fspath(url) if isinstance(url, os.PathLike) else url
     file = file_of(url)
     folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
@@ -103,13 +107,20 @@ def open(
         durability,
         background,
         None if token is None else Secret(token),
-        _options(cache) if isinstance(cache, str) else cache,
+        None if cache is None else _options(cache),
+        agent_names,
     )
 
 
-def _options(cache: str) -> Cache:
+def _options(cache: str | Cache) -> Cache:
     from holdfast.middleware.cache_options import Cache
 
+    if isinstance(cache, Cache):
+        return cache
+    if not isinstance(cache, str):
+        raise InvalidInput(
+            f"cache= is 'memory', the 'redis://…' of a server that processes share, or a holdfast.Cache(…), not {cache!r:.60}"
+        )
     return Cache(cache)
 
 
@@ -127,6 +138,7 @@ class Store:
         background: bool,
         token: Secret | None = None,
         cache: Cache | None = None,
+        agent_names: AgentNames | None = None,
     ) -> None:
         self.url = url
         self._clock = clock
@@ -138,6 +150,9 @@ class Store:
         self._background = background
         self._token = token
         self._options = cache
+        self._told_names = agent_names
+        self.agent_names: AgentNames = agent_names or "plain"
+        """What agents may be called, as this store was told, or by this process."""
         self._engine: Engine | None = None
         self._awaited = False
         self._closing = asyncio.Lock()
@@ -167,7 +182,8 @@ class Store:
                 return self
             if self._durability is not None and isinstance(self._engine, _MayRefuse):
                 await self._engine.require(self._durability)
-            await share(self._engine, self._redaction, self._retention, self._durability)
+            told = self._redaction, self._retention, self._durability, self._told_names
+            self.agent_names = await share(self._engine, *told)
             self._audited = {info.name for info in await self._engine.spaces() if info.audit_reads}
         except BaseException:
             await self._engine.close()
@@ -331,7 +347,7 @@ class Store:
                 raise InvalidInput(f"the token speaks for {identity.agent!r} and cannot write as {given!r}")
             return identity.agent
         agent = "local" if given is None else given
-        check_agent(agent)
+        check_agent(agent, self.agent_names)
         return agent
 
     async def spaces(self) -> list[SpaceInfo]:
@@ -351,12 +367,14 @@ class Store:
 
     async def note_drop(self, name: str, agent: str) -> None:
         """Write down, before it happens, who drops a space."""
+        await self.note("drop_space", f"spaces/{name}", agent)
+
+    async def note(self, operation: str, key: str, agent: str) -> None:
+        """Write into the store's own audit what is done to the store as a whole, and by whom."""
         from holdfast.layers.audit import Audit
 
         await make_system_space(self.engine, self._durability)
-        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note(
-            "committed", "drop_space", f"spaces/{name}", actor=agent
-        )
+        await Audit(self._scope(SYSTEM_SPACE, SYSTEM_ACTOR)).note("committed", operation, key, actor=agent)
 
     async def tidy(self) -> None:
         """Do the background work of every space now: sweep, collect, seal, prune."""

@@ -1,8 +1,9 @@
-"""export, import, copy, backup: exact, checked, and nothing half done."""
+"""export, import, copy, backup, restore: exact, checked, and nothing half done."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,159 @@ def test_blobs_that_stay_behind_are_mentioned(cli: Cli) -> None:
     assert "blobs of default" in cli("export").err
     assert "blobs of default" in cli("backup", "b.db").err
     assert "blobs of default" in cli("copy", ".holdfast/store.db", "c.db").err
+
+
+# --- restore ---
+
+
+def versions(cli: Cli, *options: str) -> dict[str, int]:
+    return {info["name"]: info["revision"] for info in cli(*options, "spaces", "--json").json}
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_restored_store_has_every_field_of_its_entries_and_gives_no_version_again(cli: Cli, folder: Path) -> None:
+    cli("backup", "monday.db")
+    held = {line["key"]: line for line in exported(cli)[1:-1]}
+    late = cli("set", "a", "99", "--json").json["version"]
+    cli("--space", "other", "set", "k", "3")
+    given = versions(cli)
+    told = cli("restore", "monday.db", "--replace", "--json").json
+    assert told["replaced"] == str(folder / ".holdfast/store.db.replaced")
+    assert {"default", "other"} <= set(told["spaces"])
+    assert {line["key"]: line for line in exported(cli)[1:-1]}.items() >= {
+        key: line for key, line in held.items() if not key.startswith("audit/")
+    }.items()
+    for space, revision in given.items():
+        assert cli("--space", space, "set", "next", "1", "--json").json["version"] > revision + 2**32
+    assert cli("get", "a", "--json").json == {"x": [1, 2.5, None]}
+    cli("set", "a", "0", "--if-version", str(late), code=3)
+    cli("doctor")
+    cli("--store", ".holdfast/store.db.replaced", "doctor")
+    assert cli("--store", ".holdfast/store.db.replaced", "get", "a").out == "99\n"
+
+
+@pytest.mark.usefixtures("filled")
+def test_spaces_that_the_backup_has_not_go_on_beyond_what_they_had(cli: Cli) -> None:
+    cli("--space", "dropped", "set", "k", "1")
+    cli("spaces", "drop", "dropped", "--yes")
+    cli("backup", "monday.db")
+    for space in ("dropped", "late"):
+        for _ in range(3):
+            cli("--space", space, "increment", "k")
+    cli("restore", "monday.db", "--replace")
+    assert set(versions(cli)) == {"default", "other"}
+    for space in ("dropped", "late", "never-seen"):
+        assert cli("--space", space, "increment", "k", "--json").json["value"] == 1
+        assert cli("--space", space, "entry", "k", "--json").json["version"] > 2**32
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_backup_that_is_restored_again_elsewhere_goes_on_beyond_the_first_time(cli: Cli, folder: Path) -> None:
+    """The store that was restored first may be gone altogether: only the time tells how far it may have come."""
+    cli("backup", "monday.db")
+    cli("--store", "first.db", "restore", "monday.db")
+    first = versions(cli, "--store", "first.db")["default"]
+    cli("--store", "second.db", "restore", "monday.db")
+    assert versions(cli, "--store", "second.db")["default"] > first
+
+
+@pytest.mark.usefixtures("filled")
+def test_the_audit_comes_back_sound_and_tells_of_the_restore_and_of_what_is_lost(cli: Cli) -> None:
+    cli("backup", "monday.db")
+    cli("set", "a", "99")
+    cli("restore", "monday.db", "--replace", "--agent", "oscar")
+    cli("set", "after", "1")
+    cli("tidy")
+    assert cli("audit", "verify", "--json").json["sound"] is True
+    told = [(line["outcome"], line["key"], line.get("value")) for line in cli("audit", "--json").json_lines]
+    assert ("committed", "records/gone", 1) in told, "what was not sealed when the backup was made"
+    assert ("committed", "records/a", 99) not in told
+    assert [outcome for outcome, *_ in told].count("lost") == 1
+    restored = [line for line in cli("audit", "--system", "--json").json_lines if line["operation"] == "restore"]
+    assert [(line["actor"], line["key"]) for line in restored] == [("oscar", "backups/monday.db")]
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_store_that_holds_something_is_not_replaced_unasked(cli: Cli, folder: Path) -> None:
+    cli("backup", "monday.db")
+    cli("set", "a", "99")
+    before = sorted(path.name for path in (folder / ".holdfast").iterdir())
+    refused = cli("restore", "monday.db", "--json", code=3)
+    assert "is not empty; add --replace" in refused.error["message"]
+    assert cli("get", "a").out == "99\n"
+    assert sorted(path.name for path in (folder / ".holdfast").iterdir()) == before
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_store_that_somebody_has_open_is_not_replaced(cli: Cli, folder: Path) -> None:
+    import holdfast
+
+    cli("backup", "monday.db")
+    with holdfast.blocking.open(".holdfast/store.db") as store:
+        store.space("default").records.set("a", 99)
+        assert "is in use by another program" in cli("restore", "monday.db", "--replace", code=14).err
+        store.space("default").records.set("a", 100)
+    with holdfast.blocking.open("resident:.holdfast/store.db"):
+        assert f"is in use by process {os.getpid()}" in cli("restore", "monday.db", "--replace", code=14).err
+    assert cli("get", "a").out == "100\n"
+    assert not (folder / ".holdfast/store.db.replaced").exists()
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("sound_bytes", [0, 2048])
+def test_a_damaged_store_is_replaced_if_asked(cli: Cli, folder: Path, sound_bytes: int) -> None:
+    cli("backup", "monday.db")
+    store = folder / ".holdfast/store.db"
+    damaged = store.read_bytes()[:sound_bytes].ljust(40_960, b"\xff")
+    store.write_bytes(damaged)
+    (folder / ".holdfast/store.db-wal").write_bytes(b"the log of another file")
+    assert "cannot be read as a store" in cli("restore", "monday.db", code=3).err
+    cli("restore", "monday.db", "--replace")
+    assert cli("get", "odd\nkey ü").out == "text\n"
+    assert (folder / ".holdfast/store.db.replaced").read_bytes()[2048:] == damaged[2048:]
+    cli("restore", "monday.db", "--replace")
+    assert (folder / ".holdfast/store.db.replaced-2").exists()
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_is_no_backup_is_refused_and_leaves_nothing(cli: Cli, folder: Path) -> None:
+    cli("backup", "monday.db")
+    whole = (folder / "monday.db").read_bytes()
+    (folder / "torn.db").write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])
+    (folder / "text.db").write_text("no database\n" * 1000)
+    (folder / "empty.db").write_bytes(b"")
+    before = files(folder)
+    cli("--store", "new.db", "restore", "absent.db", code=4)
+    cli("--store", "new.db", "restore", "empty.db", code=2)
+    assert "not a SQLite file" in cli("--store", "new.db", "restore", "text.db", code=9).err
+    assert cli("--store", "new.db", "restore", "torn.db", code=18).err
+    cli("--store", "monday.db", "restore", "monday.db", "--replace", code=2)
+    assert "holdfast copy" in cli("--space", "other", "restore", "monday.db", code=2).err
+    assert "stop it" in cli("--store", "holdfast://127.0.0.1:1", "restore", "monday.db", code=2).err
+    assert files(folder) == before
+    (folder / "monday.db").chmod(0o400)
+    cli("--store", "new.db", "restore", "monday.db")
+    assert (folder / "monday.db").read_bytes() == whole, "a backup stays as it is"
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+def test_a_server_is_restored_from_its_backup(cli: Cli, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "redis":
+        url = f"{request.getfixturevalue('redis_server').url}?prefix=restore"
+    else:
+        url = request.getfixturevalue("schemas").take()
+    cli("--store", url, "set", "a", '{"x": 1}', "--agent", "market")
+    cli("--store", url, "set", "short", "1", "--ttl", "1h")
+    held = cli("--store", url, "entry", "a", "--json").json
+    cli("--store", url, "backup", "monday.db")
+    cli("--store", url, "set", "a", "99")
+    cli("--store", url, "--space", "late", "set", "k", "1")
+    given = versions(cli, "--store", url)
+    assert "not empty (default, late); add --replace" in cli("--store", url, "restore", "monday.db", code=3).err
+    assert cli("--store", url, "get", "a").out == "99\n"
+    told = cli("--store", url, "restore", "monday.db", "--replace", "--json").json
+    assert (told["spaces"]["default"] >= 2, told["replaced"]) == (True, None)
+    assert cli("--store", url, "entry", "a", "--json").json == held
+    assert cli("--store", url, "set", "b", "1", "--json").json["version"] > given["default"] + 2**32
+    assert cli("--store", url, "--space", "late", "set", "k", "2", "--json").json["version"] > given["late"]
+    assert cli("--store", url, "audit", "verify", "--json").json["sound"] is True

@@ -118,8 +118,27 @@ async def test_a_server_that_is_full_still_gives_what_it_has(own_server: RedisSe
 
 async def test_a_server_that_is_not_there_yet_keeps_nobody_from_opening_the_store(own_server: RedisServer) -> None:
     own_server.kill()
+    began = time.monotonic()
     shelf = await RedisShelf.open(own_server.url)
     assert await shelf.get(SPACE, NAME) is None
+    assert time.monotonic() - began < redis_shelf.OPEN_S + 0.5
+    own_server.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while not await shelf.put(SPACE, NAME, 1, b"copy", 60_000):
+            await asyncio.sleep(0.01)
+    await shelf.close()
+
+
+async def test_a_server_that_is_silent_keeps_nobody_from_opening_the_store(own_server: RedisServer) -> None:
+    own_server.pause()
+    began = time.monotonic()
+    shelf = await RedisShelf.open(own_server.url)
+    assert await shelf.get(SPACE, NAME) is None
+    assert time.monotonic() - began < redis_shelf.OPEN_S + 0.5
+    own_server.resume()
+    async with asyncio.timeout(DEADLINE_S):
+        while not await shelf.put(SPACE, NAME, 1, b"copy", 60_000):
+            await asyncio.sleep(0.01)
     await shelf.close()
 
 

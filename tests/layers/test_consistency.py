@@ -156,6 +156,12 @@ async def test_a_cache_that_does_not_exist_is_refused_and_the_store_is_let_go(tm
             await holdfast.open(str(tmp_path / "team.db"), cache=wrong)
 
 
+@pytest.mark.parametrize("wrong", [True, False, 1, b"memory", {}])
+def test_what_is_no_cache_is_told_what_there_is(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match="'memory', the 'redis://"):
+        holdfast.open("memory:", cache=wrong)  # type: ignore[arg-type]
+
+
 async def test_the_stores_own_drop_forgets_what_was_cached(clock: ManualClock) -> None:
     async with holdfast.open("memory:", clock=clock, background=False, cache="memory") as store:
         space = view(store)
@@ -163,6 +169,21 @@ async def test_the_stores_own_drop_forgets_what_was_cached(clock: ManualClock) -
         await space.records.get("n", consistency="eventual")
         await store.drop_space("contoso")
         assert await space.records.get("n", consistency="eventual") is None
+
+
+@pytest.mark.parametrize("contributions", [1, 250, 1000])
+async def test_session_reads_of_a_document_with_many_contributions_hit(clock: ManualClock, contributions: int) -> None:
+    async with holdfast.open("memory:", clock=clock, background=False, cache="memory") as store:
+        await view(store).document("d").replace({"round": 1}, etag=0)
+        for number in range(contributions):
+            await view(store, agent=f"a{number}").document("d").contribute(number)
+        reader = view(store, agent="risk").document("d")
+        assert len((await reader.read()).contributions) == contributions
+        assert store.cache is not None
+        missed, hits = store.cache.stats.misses, store.cache.stats.hits
+        for _ in range(5):
+            assert len((await reader.read()).contributions) == contributions
+        assert (store.cache.stats.misses - missed, store.cache.stats.hits - hits) == (0, 15)
 
 
 def test_sessions_and_the_cache_work_without_await(tmp_path: Path) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import holdfast
-from holdfast import ManualClock, Redaction, Retention
+from holdfast import InvalidInput, ManualClock, Redaction, Retention
+from holdfast.clock import SystemClock
+from holdfast.layers.tokens import Tokens
 from holdfast.layers.transfer import copy_store
 
 
@@ -87,3 +91,25 @@ async def test_a_lifetime_for_one_state_leaves_that_of_the_others_as_it_was_told
         retention = Retention(durable=durable)
         async with holdfast.open(path, retention=retention, background=False):
             assert retention.ttl_ms("audit_logs") == 2 * 86_400_000
+
+
+async def test_strict_names_of_agents_belong_to_the_store(tmp_path: Path) -> None:
+    path = str(tmp_path / "team.db")
+    async with holdfast.open(path, background=False) as store:
+        store.space("contoso", agent="Worker-7")
+    async with holdfast.open(path, background=False, agent_names="strict") as store:
+        store.space("contoso", agent="market_data")
+        store.space("contoso")
+    async with holdfast.open(path, background=False) as store:
+        for wrong in ("Worker", "worker-7", "worker7"):
+            with pytest.raises(InvalidInput, match="agent_names: strict"):
+                store.space("contoso", agent=wrong)
+        tokens = Tokens(store.engine, SystemClock())
+        with pytest.raises(InvalidInput, match="agent_names: strict"):
+            await tokens.create("worker-7", "contoso", "agent")
+        assert await tokens.list() == []
+        await tokens.create("worker", "contoso", "agent")
+    async with holdfast.open(path, background=False, agent_names="plain") as store:
+        store.space("contoso", agent="Worker-7")
+    with pytest.raises(InvalidInput, match="plain, strict"):
+        holdfast.open(path, agent_names="Strict")  # type: ignore[arg-type]

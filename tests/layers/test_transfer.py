@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,10 +10,19 @@ import pytest
 
 import holdfast
 from holdfast import Conflict, Damaged, InvalidInput, ManualClock, NotFound, Store
-from holdfast.engine import Batch, Engine, Entry, Page, Put
-from holdfast.errors import IncompatibleStore, Unavailable
+from holdfast.engine import LOSS_JUMP, Batch, Engine, Entry, Page, Put, cursor_at
+from holdfast.errors import Compacted, IncompatibleStore, Unavailable
 from holdfast.layers import transfer
-from holdfast.layers.transfer import compare, copy_space, copy_store, entries_of, export_lines, import_lines, survey
+from holdfast.layers.transfer import (
+    compare,
+    copy_space,
+    copy_store,
+    entries_of,
+    export_lines,
+    import_lines,
+    restore_store,
+    survey,
+)
 from holdfast.middleware.wrapper import Wrapper
 
 
@@ -299,3 +309,45 @@ def test_an_export_without_an_end_was_cut_off() -> None:
         survey(lambda: [begin])
     with pytest.raises(InvalidInput, match="no export"):
         survey(list)
+
+
+# --- restores ---
+
+
+async def test_a_restored_space_goes_on_beyond_all_that_was_given(filled: Store, target: Store) -> None:
+    records = target.space("contoso").records
+    for _ in range(30):
+        await records.increment("n")
+    await target.space("late").records.set("k", 1)
+    watch = target.engine.watch("contoso")
+    pending = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0)
+    before = {info.name: info.revision for info in await target.engine.spaces()}
+    with pytest.raises(Conflict, match=r"not empty \(contoso, late\)"):
+        await restore_store(filled.engine, target.engine, age_ms=0)
+    assert {info.name: info.revision for info in await target.engine.spaces()} == before
+    counts = await restore_store(filled.engine, target.engine, age_ms=1_000, replace=True)
+    assert set(counts) == {"contoso", "metrics"}
+    for name in counts:
+        assert await everything(target.engine, name) == await everything(filled.engine, name)
+        [there] = await target.engine.spaces(name)
+        [mine] = await filled.engine.spaces(name)
+        assert there.revision == there.feed_floor >= max(mine.revision, before.get(name, 0)) + LOSS_JUMP + 16_000
+    with pytest.raises(Compacted):
+        await pending
+    with pytest.raises(Compacted):
+        await anext(target.engine.watch("contoso", cursor=cursor_at(before["contoso"]), live=False))
+    assert await target.space("late").records.set("k", 2) > before["late"]
+
+
+async def test_a_restore_that_was_interrupted_is_run_again(filled: Store, target: Store) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def stop(space: str, done: int, total: int) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        await restore_store(filled.engine, target.engine, age_ms=0, progress=stop)
+    await restore_store(filled.engine, target.engine, age_ms=0, replace=True)
+    assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")

@@ -24,6 +24,7 @@ class Durable(Wrapper):
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.reads = 0
+        self.looks = 0
         self.ready = asyncio.Event()
         self.ready.set()
         self.flowing = asyncio.Event()
@@ -40,6 +41,12 @@ class Durable(Wrapper):
     async def scan(self, space: str, prefix: str, **options: Any) -> Page:
         self.reads += 1
         found = await super().scan(space, prefix, **options)
+        await self._answer()
+        return found
+
+    async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        self.looks += 1
+        found = await super().spaces(name)
         await self._answer()
         return found
 

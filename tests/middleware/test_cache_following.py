@@ -13,7 +13,8 @@ from holdfast.middleware import cache_following
 from holdfast.middleware.cache_following import READABLE
 from tests.middleware.caching import SPACE, Bench, Durable, value, values
 
-SECTION = "sections/documents/d/"
+UNHEARD = "tasks/states/"
+"""Of what is here, one who may not watch everything is not told."""
 SPACES = tuple(f"s{number}" for number in range(6))
 
 
@@ -46,10 +47,10 @@ async def test_a_session_never_goes_back_when_less_is_followed_than_before(bench
     """What is not followed any more must not count as unchanged because nothing is heard of it."""
     durable = Guarded(bench)
     engine = bench.process(durable=durable)
-    key = SECTION + "risk/1"
+    key = UNHEARD + "risk/1"
 
     async def read(seen: int) -> list[bytes | None]:
-        return [*await values(engine, SECTION, seen)] if kind == "page" else [await value(engine, key, seen)]
+        return [*await values(engine, UNHEARD, seen)] if kind == "page" else [await value(engine, key, seen)]
 
     await bench.put(key, "old")
     assert await read(0) == [b"old"]
@@ -101,3 +102,103 @@ async def test_nothing_is_followed_that_began_while_the_tier_was_closed(
     await engine.close()
     await asyncio.gather(*reading)
     assert (await followers(), engine._spaces) == (0, {})
+
+
+# --- whether what is kept is up to date ---
+
+
+async def test_a_feed_that_stands_still_is_told_by_how_old_the_last_proof_is(bench: Bench) -> None:
+    engine = bench.process()
+    await bench.put("records/x", "1")
+    assert await value(engine, "records/x") == b"1"
+    await bench.told()
+    bench.durable.flowing.clear()
+    await bench.put("records/x", "2")
+    for _ in range(3):
+        bench.clock.advance("1s")
+        assert await value(engine, "records/x") == b"1", "eventual readers are answered, within the ttl"
+        await engine._following.look()
+    assert (engine.stats.behind, engine.stats.feeds_cut, engine.stats.proof_age_ms) == (1, 1, 3_000)
+    bench.durable.flowing.set()
+    await bench.told()
+    assert await value(engine, "records/x") == b"2"
+    await engine._following.look()
+    assert await value(engine, "records/x") == b"2"
+    assert (engine.stats.behind, engine.stats.feeds_cut, engine.stats.proof_age_ms) == (0, 0, 0)
+
+
+async def test_a_quiet_feed_is_proved_by_a_look_and_only_while_somebody_reads(bench: Bench) -> None:
+    engine = bench.process()
+    await bench.put("records/x", "1")
+    await value(engine, "records/x")
+    for _ in range(3):
+        assert await value(engine, "records/x") == b"1"
+        bench.clock.advance("1s")
+        assert engine.stats.proof_age_ms == 1_000
+        await engine._following.look()
+        assert engine.stats.proof_age_ms == 0
+    looks = bench.durable.looks
+    bench.clock.advance("1h")
+    await engine._following.look()
+    assert bench.durable.looks == looks, "nobody has read"
+    assert (engine.stats.proof_age_ms, engine.stats.feeds_cut) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["broken", "silent"])
+async def test_a_store_that_does_not_answer_a_look_counts_as_cut(
+    bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_following, "LOOK_ANSWER_S", 0.01)
+    engine = bench.process()
+    await bench.put("records/x", "1")
+    for _ in range(2):  # the second is answered from memory
+        assert await value(engine, "records/x") == b"1"
+    bench.clock.advance("3s")
+    if how == "broken":
+        bench.durable.broken = True
+    else:
+        bench.durable.ready.clear()
+    await engine._following.look()
+    assert (engine.stats.proof_age_ms, engine.stats.feeds_cut) == (3_000, 1)
+    bench.durable.broken = False
+    bench.durable.ready.set()
+    await engine._following.look()
+    assert (engine.stats.proof_age_ms, engine.stats.feeds_cut) == (0, 0)
+
+
+async def test_a_feed_that_fails_counts_as_cut_until_it_is_taken_up(bench: Bench) -> None:
+    engine = bench.process()
+    await bench.put("records/x", "1")
+    assert await value(engine, "records/x") == b"1"
+    await bench.told()
+    bench.durable.cut = True
+    await bench.put("records/x", "2")
+    await bench.told()
+    assert engine.stats.feeds_cut == 1
+    bench.durable.cut = False
+    async with asyncio.timeout(5):
+        while await value(engine, "records/x") != b"2":
+            await asyncio.sleep(0.01)
+    assert engine.stats.feeds_cut == 0
+
+
+async def test_one_who_may_not_watch_everything_is_proved_up_to_what_it_may(bench: Bench) -> None:
+    """Commits that it does not hear of must not count as ones that the feed has not told."""
+    durable = Guarded(bench)
+    durable.refuses.set()
+    engine = bench.process(durable=durable)
+    await bench.put("records/x", "1")
+    await value(engine, "records/x")
+    await bench.told()
+    assert await value(engine, "records/x") == b"1"
+    await bench.told()
+    reads = durable.reads
+    for number in range(3):
+        bench.clock.advance("1s")
+        seen = await bench.put(UNHEARD + "risk", str(number))
+        assert await value(engine, "records/x") == b"1"
+        await engine._following.look()
+        assert (engine.stats.behind, engine.stats.feeds_cut) == (0, 0)
+        assert await value(engine, "records/x", seen) == b"1"
+        assert engine.stats.proof_age_ms == 0
+    assert durable.reads == reads, "and who has seen those commits is answered from memory too"

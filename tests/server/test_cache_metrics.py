@@ -24,7 +24,7 @@ def told(text: str) -> dict[str, float]:
 
 
 def test_every_number_of_a_tier_is_told() -> None:
-    stats = CacheStats(6, 3, 2, 1, 5, 4, 7, 8, spaces=9, behind=10, lag_ms=1500)
+    stats = CacheStats(6, 3, 2, 1, 5, 4, 7, 8, spaces=9, behind=10, lag_ms=1500, proof_age_ms=2500, feeds_cut=3)
     assert told(Metrics("1", cache=lambda: stats, process=False).text().decode()) == {
         "holdfast_cache_reads_total{hit}": 6,
         "holdfast_cache_reads_total{shared_hit}": 3,
@@ -38,6 +38,8 @@ def test_every_number_of_a_tier_is_told() -> None:
         "holdfast_cache_spaces": 9,
         "holdfast_cache_behind_revisions": 10,
         "holdfast_cache_lag_seconds": 1.5,
+        "holdfast_cache_proof_age_seconds": 2.5,
+        "holdfast_cache_feeds_cut": 3,
     }
 
 

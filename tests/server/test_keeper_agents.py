@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from holdfast import (
 from holdfast.engine import Batch, Put
 from holdfast.engines.remote import RemoteEngine
 from holdfast.testing.servers.keeper import KeeperServer
-from tests.server.live import by_hand, client, command, http, make_token, revoke
+from tests.server.live import SPACE, by_hand, client, command, http, make_token, revoke
 
 ENDS_WITHIN_S = 2.0
 
@@ -221,3 +222,24 @@ async def test_denials_are_in_the_audit_of_the_space_and_bounded(keeper: KeeperS
     with pytest.raises(NotFound):
         async with holdfast.open(keeper.url, token=keeper.admin) as store:
             await store.drop_space("elsewhere")
+
+
+async def test_a_keeper_may_ask_for_strict_names(tmp_path: Path) -> None:
+    keeper = KeeperServer(tmp_path / "keeper")
+    keeper.start()
+    try:
+        before = await make_token(keeper, "worker-7")
+        keeper.stop()
+        keeper.settings["agent_names"] = "strict"
+        keeper.write_settings()
+        keeper.start()
+        with pytest.raises(AuthenticationFailed, match=r"small letters and '_'.*make a token of another name"):
+            await holdfast.open(keeper.url, token=before)
+        async with http(keeper, before) as web:
+            assert (await web.get(f"/v1/spaces/{SPACE}/records/a")).status_code == 401
+        with pytest.raises(InvalidInput, match="agent_names: strict"):
+            await make_token(keeper, "worker-8")
+        async with client(keeper, "worker_seven") as (_, space):
+            assert await space.records.set("a", 1)
+    finally:
+        keeper.stop()

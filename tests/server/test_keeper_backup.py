@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from holdfast import AccessDenied, InvalidInput
-from holdfast.engine import Batch, Increment, Put
+from holdfast import AccessDenied, Compacted, Conflict, InvalidInput
+from holdfast.engine import LOSS_JUMP, Batch, Increment, Put, cursor_at
 from holdfast.engines.remote import RemoteEngine
 from holdfast.ids import new_id
 from holdfast.testing.servers.keeper import KeeperServer
@@ -91,3 +93,64 @@ async def test_a_backup_leaves_alone_what_another_one_is_writing(tmp_path: Path)
             await engine.backup(copy)
         assert (part.read_bytes(), copy.exists()) == (b"another one's", False)
         await engine.close()
+
+
+async def test_a_keeper_that_was_killed_is_restored_in_place_and_old_cursors_and_etags_are_told(tmp_path: Path) -> None:
+    keeper = KeeperServer(tmp_path / "keeper")
+    store_file, copy = keeper.folder / "store.db", tmp_path / "monday.db"
+    keeper.start()
+    try:
+        async with holdfast.open(keeper.url, token=keeper.admin) as store:
+            space = store.space(SPACE)
+            await space.records.set("a", 1)
+            await space.records.set("short", 1, ttl="1h")
+            await asyncio.to_thread(command, keeper, "backup", str(copy))
+            etag = await space.records.set("a", 99)
+            await store.space("late").records.set("k", 1)
+        refused = await asyncio.to_thread(_restore, copy, store_file)
+        assert refused.returncode == 14
+        assert f"is in use by process {keeper.pid}" in refused.stderr
+        keeper.kill()
+        done = await asyncio.to_thread(_restore, copy, store_file)
+        assert done.returncode == 0, done.stderr
+        keeper.start()
+        async with holdfast.open(keeper.url, token=keeper.admin) as store:  # tokens are part of it
+            space = store.space(SPACE)
+            assert await space.records.get("a") == 1
+            entry = await space.records.entry("short")
+            assert entry is not None
+            assert entry.expires_at is not None
+            with pytest.raises(Compacted):
+                await anext(store.engine.watch(SPACE, cursor=cursor_at(etag), live=False))
+            with pytest.raises(Conflict):
+                await space.records.compare_and_swap("a", 5, expect_version=etag)
+            assert await space.records.set("a", 2) > etag + LOSS_JUMP
+            assert await store.space("late").records.set("k", 1) > LOSS_JUMP
+            assert await store.space("new").records.set("k", 1) > LOSS_JUMP
+            assert (await space.audit.verify()).sound
+    finally:
+        keeper.stop()
+
+
+def _restore(backup: Path, store: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "holdfast", "restore", str(backup), "--store", str(store), "--replace"]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+async def test_a_watch_of_a_space_that_a_restored_store_does_not_have_yet_sees_its_first_commit(tmp_path: Path) -> None:
+    backup, path = tmp_path / "monday.db", tmp_path / "store.db"
+    async with holdfast.open(tmp_path / "old.db", background=False) as store:
+        await store.space("contoso").records.set("a", 1)
+        await store.backup(backup)
+    assert (await asyncio.to_thread(_restore, backup, path)).returncode == 0
+    for number, url in enumerate((f"resident:{path}", f"sqlite:{path}")):
+        async with holdfast.open(url, background=False) as store:
+            watch = store.engine.watch(f"new-{number}")
+            seen = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0.05)
+            version = await store.space(f"new-{number}").records.set("k", 1)
+            assert (await asyncio.wait_for(seen, 5)).version == version > LOSS_JUMP
+            with pytest.raises(Compacted):
+                await anext(store.engine.watch(f"absent-{number}", cursor=cursor_at(7), live=False))
+            with pytest.raises(Compacted):
+                await anext(store.engine.watch(f"new-{number}", cursor=cursor_at(7), live=False))

@@ -44,6 +44,29 @@ async def test_an_agent_has_a_hot_tier_and_hears_of_the_changes_of_others(keeper
         assert denied == []
 
 
+async def test_an_agents_session_reads_of_a_document_hit_and_hear_of_contributions(keeper: KeeperServer) -> None:
+    token = await make_token(keeper, "analyst")
+    async with (
+        client(keeper, "desk", role="orchestrator") as (_, desk),
+        client(keeper, "colleague") as (_, colleague),
+        holdfast.open(keeper.url, token=token, cache="memory") as store,
+    ):
+        await desk.document("research").update(lambda body: {**body, "round": 1})
+        await colleague.document("research").contribute({"outlook": "growth"})
+        document = store.space(SPACE).document("research")
+        await document.read()
+        assert store.cache is not None
+        hits, misses = store.cache.stats.hits, store.cache.stats.misses
+        for _ in range(10):
+            view = await document.read()
+        assert view.contributions["colleague"].data == {"outlook": "growth"}
+        assert (store.cache.stats.hits - hits, store.cache.stats.misses - misses) == (30, 0)
+        await colleague.document("research").contribute({"outlook": "decline"})
+        async with asyncio.timeout(DEADLINE_S):
+            while (await document.read(consistency="eventual")).contributions["colleague"].data["outlook"] != "decline":
+                await asyncio.sleep(0.005)
+
+
 async def test_what_rules_let_one_read_is_not_put_where_others_read_it(keeper: KeeperServer) -> None:
     token = await make_token(keeper, "sharer")
     with pytest.raises(InvalidInput, match="others share"):

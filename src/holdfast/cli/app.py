@@ -28,6 +28,7 @@ TOPICS: Final = {
     "holdfast.cli.serve": ("serve",),
     "holdfast.cli.tokens": ("token",),
     "holdfast.cli.moving": ("export", "import", "copy", "backup"),
+    "holdfast.cli.restoring": ("restore",),
     "holdfast.cli.care": ("doctor", "tidy"),
 }
 

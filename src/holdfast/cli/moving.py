@@ -52,11 +52,11 @@ async def export(
     async with session.store() as store:
         check_admin(store, "export")
         spaces = await _selected(store, None if all_spaces else session.space_name)
-        await _seal(store, spaces)
+        await seal(store, spaces)
         async with _snapshot(store) as engine:
             with file_to_write(file, force) as target:
                 counts = {info.name: await _write(engine, info.name, target) for info in spaces}
-    _mention_blobs(spaces, session.json)
+    mention_blobs(spaces, session.json)
     if file != STDIO:
         _tell(counts, session.json)
 
@@ -107,12 +107,12 @@ async def copy(
     async with opened(source, json=session.json, token=session.token_for(source)) as old:
         check_admin(old, "copy")
         spaces = await _selected(old, session.given_space)
-        await _seal(old, spaces)
+        await seal(old, spaces)
         spaces = await _selected(old, session.given_space)
         async with opened(target, create=True, json=session.json, token=session.token_for(target)) as new:
-            with _progress(session.json) as progress:
-                counts = {info.name: await copy_space(old.engine, new.engine, info, progress) for info in spaces}
-    _mention_blobs(spaces, session.json)
+            with progress(session.json) as show:
+                counts = {info.name: await copy_space(old.engine, new.engine, info, show) for info in spaces}
+    mention_blobs(spaces, session.json)
     _tell(counts, session.json)
 
 
@@ -133,7 +133,7 @@ async def backup(
     async with session.store() as store:
         await store.backup(file)
         spaces = await store.engine.spaces()
-    _mention_blobs(spaces, session.json)
+    mention_blobs(spaces, session.json)
     size = Path(file).stat().st_size
     output.value({"file": file, "bytes": size} if session.json else f"{file}: {size:,} bytes", session.json)
 
@@ -151,7 +151,8 @@ async def _selected(store: Store, name: str | None) -> list[SpaceInfo]:
     return found
 
 
-async def _seal(store: Store, spaces: Iterable[SpaceInfo]) -> None:
+async def seal(store: Store, spaces: Iterable[SpaceInfo]) -> None:
+    """Take over into the audit what only the feed has: the feed does not travel."""
     for info in spaces:
         if info.durability != "volatile":
             await audit_of(store, info.name).seal()
@@ -167,7 +168,8 @@ async def _snapshot(store: Store) -> AsyncIterator[Engine]:
             yield copy.engine
 
 
-def _mention_blobs(spaces: Iterable[SpaceInfo], json: bool) -> None:
+def mention_blobs(spaces: Iterable[SpaceInfo], json: bool) -> None:
+    """Say which spaces have large data that is not in the store's file."""
     held = [info.name for info in spaces if any(usage.subspace == BLOBS.name for usage in info.usage)]
     if held:
         output.note(f"the blobs of {', '.join(held)} are files beside the store; copy that folder too", json)
@@ -181,7 +183,7 @@ def _tell(counts: dict[str, int], json: bool) -> None:
 
 
 @contextmanager
-def _progress(json: bool) -> Iterator[Progress | None]:
+def progress(json: bool) -> Iterator[Progress | None]:
     """A bar on the terminal, where there is one."""
     if json or not sys.stderr.isatty():
         yield None

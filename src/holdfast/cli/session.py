@@ -93,18 +93,22 @@ class Session(msgspec.Struct, frozen=True):
     @asynccontextmanager
     async def store(self, *, create: bool = False, background: bool = False) -> AsyncIterator[Store]:
         """The store, open. Only with `create` may it be a new one; with `background` it is looked after as long as it is open."""
-        if create and not self._named_store:
-            _make_folder(default_store().parent)
+        if create:
+            self.make_folder()
         if self.given_token is not None and not _is_keeper(self.url):
             raise InvalidInput("--token is for a keeper, such as holdfast://host:7420; this store takes none")
         token = self.token_for(self.url)
         async with opened(self.url, create=create, json=self.json, token=token, background=background) as store:
             yield store
 
-    def to_serve(self) -> str:
-        """The store for a keeper, which owns it: a file is kept in memory as well."""
+    def make_folder(self) -> None:
+        """Make the folder of the project's store, if that is the one that is meant."""
         if not self._named_store:
             _make_folder(default_store().parent)
+
+    def to_serve(self) -> str:
+        """The store for a keeper, which owns it: a file is kept in memory as well."""
+        self.make_folder()
         scheme, rest = split_url(self.url)
         return f"resident:{rest}" if scheme == "sqlite" else self.url
 

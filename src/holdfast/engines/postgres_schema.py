@@ -28,6 +28,7 @@ from typing import Final
 
 from psycopg import AsyncConnection, sql
 
+from holdfast.engine import LOSS_JUMP
 from holdfast.engines.postgres_functions import FUNCTIONS, SCHEMA_VERSION
 from holdfast.errors import IncompatibleStore, InvalidInput
 
@@ -37,8 +38,6 @@ OPENING_LOCK: Final = 0x486F6C64  # "Hold"
 """The class of the advisory locks around making and migrating a schema; the other half is the schema's hash."""
 ASYNC_JUMP: Final = 2**20
 """By how much the revision of an async space jumps when the server crashed."""
-FAILOVER_JUMP: Final = 2**32
-"""By how much every revision jumps when another server has taken over."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -127,7 +126,7 @@ TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
 RECOVER: Final = f"""
 WITH jump AS (
-    SELECT id, CASE WHEN $1::bool THEN {FAILOVER_JUMP} ELSE {ASYNC_JUMP} END AS gap FROM spaces
+    SELECT id, CASE WHEN $1::bool THEN {LOSS_JUMP} ELSE {ASYNC_JUMP} END AS gap FROM spaces
     WHERE $1::bool OR durability = 'async'
 ), jumped AS (
     INSERT INTO feed SELECT id, coalesce(revision, 0) + gap, 0, coalesce(time, 0), coalesce(last_id, 0) + gap, 0, '\\x90'

@@ -31,6 +31,8 @@ from holdfast.errors import Error, Unavailable
 
 REPLY_S: Final = 0.25
 """How long a reader waits for Redis before it asks the durable engine."""
+OPEN_S: Final = 1.0
+"""How long one who opens a store waits for a server that is silent; for one that is not there nobody waits."""
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 """Between two attempts to connect."""
@@ -67,7 +69,8 @@ class RedisShelf:
     async def open(cls, url: str) -> RedisShelf:
         shelf = cls(url)
         try:
-            await shelf._servers.open(shelf._url.prefix)
+            async with asyncio.timeout(OPEN_S):
+                await shelf._servers.run(shelf._url.prefix, "reads", _ping, patience_s=0)
             shelf._ready = True
         except _FAILURES as exc:
             shelf._failed(exc)

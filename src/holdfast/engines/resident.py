@@ -54,7 +54,7 @@ from holdfast.engines.resident_feed import ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
-from holdfast.engines.sqlite_rows import Execute
+from holdfast.engines.sqlite_rows import Execute, first_revision
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.offers import Replies, Reply
 
@@ -105,6 +105,7 @@ class ResidentEngine:
         self._lock = lock
         self._link = opened.link
         self._reader: apsw.Connection | None = None
+        self.first_revision = first_revision(opened.link.execute)
         self._spaces = {space.name: space for space in opened.spaces if not space.dropped}
         self._dropped = {space.name: space for space in opened.spaces if space.dropped}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
@@ -197,7 +198,9 @@ class ResidentEngine:
 
     def home_of(self, space: str) -> ResidentSpace:
         """The space to evaluate batches on; one that does not exist goes on where one of that name was dropped."""
-        return self._spaces.get(space) or self._dropped.get(space) or ResidentSpace(self._link, space)
+        return (
+            self._spaces.get(space) or self._dropped.get(space) or ResidentSpace(self._link, space, self.first_revision)
+        )
 
     def apply(self, done: list[Done]) -> None:
         """Show what is in the file now, and wake whoever waits for it."""

@@ -89,7 +89,8 @@ class ResidentFeed:
 
     async def bounds(self) -> tuple[int, int]:
         home = self._engine.look_up(self._space)
-        return (0, 0) if home is None else (home.floor, home.revision)
+        first = self._engine.first_revision
+        return (first, first) if home is None else (home.floor, home.revision)
 
     async def read(self, after: int, limit: int) -> list[ChangeSet]:
         home = self._engine.look_up(self._space)

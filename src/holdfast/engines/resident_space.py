@@ -43,8 +43,8 @@ class Link(NamedTuple):
 class ResidentSpace(Space):
     """One space; also the `State` its batches are evaluated on, and what the writer of rows knows of it."""
 
-    def __init__(self, link: Link, name: str) -> None:
-        super().__init__()
+    def __init__(self, link: Link, name: str, first_revision: int = 0) -> None:
+        super().__init__(first_revision)
         self._connection, self._execute = link
         self.name = name
         self.id: int | None = None
@@ -52,7 +52,7 @@ class ResidentSpace(Space):
         self.dropped = False
         self.large: set[str] = set()
         """The keys that have a row in `large`."""
-        self.recent = Recent(0)
+        self.recent = Recent(first_revision)
         self.unfolded = Unfolded()
         self._requests = Requests()
 

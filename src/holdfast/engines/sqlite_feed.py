@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.engine import ChangeSet
 from holdfast.engines.sqlite_file import translating
-from holdfast.engines.sqlite_rows import Execute, first_row, head_of, read_feed
+from holdfast.engines.sqlite_rows import Execute, first_revision, first_row, head_of, read_feed
 from holdfast.errors import Compacted
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class SqliteFeed:
         with translating(engine._path):
             read = engine._reading()
             if (space := self._found(read)) is None:
-                return 0, 0
+                first = first_revision(read)
+                return first, first
             (floor,) = first_row(read, "SELECT floor FROM spaces WHERE id = ?", (space,))
             return floor, head_of(read, space)[0]
 

@@ -107,7 +107,8 @@ CREATE TABLE spaces (
     created_at INTEGER NOT NULL,
     dropped INTEGER NOT NULL
 ) STRICT;
--- `boot` is the machine's boot id when the file was last opened for the first time since.
+-- `boot` is the machine's boot id when the file was last opened for the first time since; `first_revision`, where new
+-- spaces begin.
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 {ENTRIES}-- One row per group of commits that became durable together; `commits` is a msgpack list. The newest row of a
 -- space is its head: revision, time and last assigned id. It is never removed, so no other row is written per commit.
@@ -191,7 +192,7 @@ def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
     """
     connection.execute("BEGIN")
     try:
-        if not _is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
+        if not is_ours(connection, path) or connection.pragma("journal_mode") != "wal":
             return False
         if connection.pragma("user_version") < SCHEMA_VERSION:
             return False
@@ -201,7 +202,7 @@ def _is_ready(connection: apsw.Connection, path: Path, boot: str) -> bool:
             connection.execute("ROLLBACK")
 
 
-def _is_ours(connection: apsw.Connection, path: Path) -> bool:
+def is_ours(connection: apsw.Connection, path: Path) -> bool:
     """Ours, or new and empty (False); a foreign or newer file raises."""
     if connection.pragma("application_id") == APPLICATION_ID:
         schema = connection.pragma("user_version")
@@ -217,7 +218,7 @@ def _is_ours(connection: apsw.Connection, path: Path) -> bool:
 
 def _make_ready(connection: apsw.Connection, path: Path, boot: str) -> None:
     """With the lock held: create what is missing, and notice a restart of the machine."""
-    ours = _is_ours(connection, path)
+    ours = is_ours(connection, path)
     if not ours:
         connection.pragma("page_size", PAGE_BYTES)
     _use_wal(connection, path)  # a backup comes without

@@ -78,6 +78,12 @@ def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
     return (0, 0, 0) if row is None else row
 
 
+def first_revision(execute: Execute) -> int:
+    """Where new spaces begin: at 0, but in a store that was restored, which may have had more spaces (`sqlite_restore.py`)."""
+    row = first_row(execute, "SELECT value FROM meta WHERE key = 'first_revision'")
+    return 0 if row is None else int(row[0])
+
+
 def next_expiry(execute: Execute, space: int) -> int | None:
     """When the first entry of a space expires."""
     (at,) = first_row(
@@ -251,6 +257,8 @@ class SpaceState:
             self.id, self.durability, self.dropped = row
             self.revision, self.time, self.last_id = head_of(execute, row[0])
             self._next_due = next_expiry(execute, row[0])
+        else:
+            self.revision = first_revision(execute)
         self._known = _Known(execute, self.id)
         self.entry = self._known.__getitem__
         self.large = self._known.large
@@ -455,10 +463,14 @@ class Writer:
         large = {entry.key for entry in replaced if len(entry.value) > VALUE_INLINE_MAX}
         self.fold(space, {entry.key: entry for entry in entries}, large)
         self._charge(space, usage)
-        reached, time, last_id = head_of(self.execute, space)
+        self.advance(space, revision, ids_upto(entries))
+
+    def advance(self, space: int, revision: int, last_id: int = 0) -> None:
+        """Forget the feed and its request ids, and go on after this revision, if the space has not passed it."""
+        reached, time, given = head_of(self.execute, space)
         self.execute("DELETE FROM requests WHERE space = ?", (space,))
         self._clear_feed(space)
-        self._head(space, max(reached, revision), time, max(last_id, ids_upto(entries)), [])
+        self._head(space, max(reached, revision), time, max(given, last_id), [])
         self.execute("UPDATE spaces SET floor = ? WHERE id = ?", (max(reached, revision), space))
 
     def compact(self, space: int, upto: int) -> bool:
@@ -497,7 +509,16 @@ class Writer:
     def _insert(self, name: str, durability: Durability, audit_reads: bool, now: int) -> int:
         sql = "INSERT INTO spaces VALUES (NULL, ?, ?, ?, 0, ?, 0) RETURNING id"
         (space,) = first_row(self.execute, sql, (name, durability, audit_reads, now))
+        if first := first_revision(self.execute):
+            self.advance(space, first)
         return int(space)
+
+    def remember(self, name: str, revision: int) -> int:
+        """Note how far a space was that this store does not have, as if it had been dropped; gives its id."""
+        space = self._insert(name, "sync", False, 0)
+        self.execute("UPDATE spaces SET dropped = 1 WHERE id = ?", (space,))
+        self.advance(space, revision)
+        return space
 
     def _head(self, space: int, revision: int, time: int, last_id: int, commits: list[Stored]) -> int:
         if revision > REVISION_MAX:

@@ -124,7 +124,8 @@ class Document:
     async def read(self, *, consistency: Consistency = "session") -> DocumentView:
         """Body and contributions. A document that nobody wrote to is empty."""
         keys, prefix = [self._body, self._head], self._sections.prefix
-        [body, head], first = await read_with_prefix(self._scope, keys, prefix, consistency, limit=PAGE)
+        limit = self._sections.first_limit(consistency)
+        [body, head], first = await read_with_prefix(self._scope, keys, prefix, consistency, limit=limit)
         found: dict[str, Contribution] = {}
         async for sections in self._sections.pages(first=first):
             for each in map(contribution_of, sections):

@@ -24,6 +24,7 @@ from holdfast.identity import check_agent
 from holdfast.keys import Subspace, escape
 from holdfast.layers.consistency import Consistency, read_prefix
 from holdfast.layers.scope import Scope
+from holdfast.middleware.cache_memory import ITEM_ENTRIES_MAX
 
 SECTIONS: Final = Subspace("sections")
 SOLE: Final = "-"
@@ -73,14 +74,21 @@ class Sections:
         agent, _, instance = entry.key[len(self.prefix) :].partition("/")
         return Section(agent, instance, decode(entry.value), entry.version, entry.owner, entry.updated_at)
 
+    def first_limit(self, consistency: Consistency) -> int:
+        """How many the first page has: from a hot tier as many as it keeps, because it keeps all or none of them."""
+        return PAGE if self.scope.caches is None or consistency == "strong" else ITEM_ENTRIES_MAX
+
     async def pages(
         self, consistency: Consistency = "strong", first: Page | None = None
     ) -> AsyncIterator[list[Section]]:
         """All sections, by agent and instance, a page at a time. A hot tier answers the first page alone.
 
-        Who has read that one already, with PAGE as its limit, gives it.
+        Who has read that one already, with `first_limit`, gives it.
         """
-        page = await read_prefix(self.scope, self.prefix, consistency, limit=PAGE) if first is None else first
+        if first is None:
+            limit = self.first_limit(consistency)
+            first = await read_prefix(self.scope, self.prefix, consistency, limit=limit)
+        page = first
         while True:
             yield [self.section(entry) for entry in page.entries]
             if not page.more:

@@ -1,9 +1,9 @@
-"""What every process that works on a store must agree on: which names are secret, how long feed and audit are kept.
+"""What every process that works on a store must agree on: which names are secret, how long feed and audit are kept, how agents are called.
 
 One process may have been told at `open` that `vault/*` is secret; another one seals the audit. So what is given to
 `open(redact=…, retention=…)` is written to the entry `system/settings` of the store's own space, and every process
-learns it when it opens the store and before it seals or prunes. Secrets are only ever added. Of two different lifetimes
-the one given last counts.
+learns it when it opens the store and before it seals or prunes. Secrets are only ever added. Of two different lifetimes, or rules
+for agents' names, the one given last counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from holdfast.codec import decode, encode
 from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Condition, Durability, Engine, Put, VersionIs
 from holdfast.errors import Conflict, DurabilityUnavailable
+from holdfast.identity import AgentNames
 from holdfast.layers.redaction import Redaction
 from holdfast.layers.retention import Retention
 
@@ -29,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     secret_fields: list[str] = []
     secret_keys: list[str] = []
     kept_ms: dict[str, int | None] = {}
+    agent_names: AgentNames = "plain"
 
 
 async def learn(engine: Engine, redaction: Redaction, retention: Retention) -> tuple[Settings, Condition]:
@@ -53,16 +55,29 @@ async def make_system_space(engine: Engine, durability: Durability | None) -> No
             await engine.create(SYSTEM_SPACE, "async")
 
 
-async def share(engine: Engine, redaction: Redaction, retention: Retention, durability: Durability | None) -> None:
-    """Learn, and tell what this process was told; a process that was told nothing writes nothing."""
+async def names_of(engine: Engine) -> AgentNames:
+    """What agents of this store may be called."""
+    [entry] = await engine.get(SYSTEM_SPACE, [SETTINGS])
+    return "plain" if entry is None else decode(entry.value, Settings).agent_names
+
+
+async def share(
+    engine: Engine,
+    redaction: Redaction,
+    retention: Retention,
+    durability: Durability | None,
+    agent_names: AgentNames | None = None,
+) -> AgentNames:
+    """Learn, and tell what this process was told; a process that was told nothing writes nothing. Gives how agents are called."""
     while True:
         known, unchanged = await learn(engine, redaction, retention)
-        mine = Settings(sorted(redaction.fields), sorted(redaction.keys), {**known.kept_ms, **retention.told})
+        kept_ms, names = {**known.kept_ms, **retention.told}, agent_names or known.agent_names
+        mine = Settings(sorted(redaction.fields), sorted(redaction.keys), kept_ms, names)
         if mine == known:
-            return
+            return names
         await make_system_space(engine, durability)
         try:
             await engine.commit(SYSTEM_SPACE, Batch(SYSTEM_ACTOR, (Put(SETTINGS, encode(mine)),), (unchanged,)))
         except Conflict:
             continue  # another process told something in the meantime
-        return
+        return names

@@ -43,7 +43,7 @@ from holdfast.identity import (
     check_space,
 )
 from holdfast.keys import Subspace
-from holdfast.layers.settings import SYSTEM_SPACE, make_system_space
+from holdfast.layers.settings import SYSTEM_SPACE, make_system_space, names_of
 
 TOKENS: Final = Subspace("tokens")
 ID_BYTES: Final = 10
@@ -113,7 +113,7 @@ class Tokens:
 
         An agent and an orchestrator belong to one space; an administrator to all of them, and `space` is None or "*".
         """
-        check_agent(name)
+        check_agent(name, await names_of(self._engine))
         where = checked_space(space, role)
         ttl_ms = optional_ms(ttl)
         id = _random(ID_BYTES)

@@ -33,6 +33,7 @@ from holdfast.engine import (
     Engine,
     Entry,
     SpaceInfo,
+    beyond,
     check_label,
 )
 from holdfast.errors import Conflict, Damaged, Error, IncompatibleStore, InvalidInput, NotFound
@@ -92,6 +93,31 @@ async def _copy_after(
             progress(info.name, done, max(total, done))
     await target.load(info.name, [], info.revision)
     return await compare(source, target, info.name)
+
+
+async def restore_store(
+    source: Engine, target: Engine, *, age_ms: int, replace: bool = False, progress: Progress | None = None
+) -> dict[str, int]:
+    """Make the target what a backup is that was made so long ago; gives the number of entries of each space.
+
+    What the target holds is dropped, if `replace` allows it, and Conflict otherwise. Every space goes on beyond all that may have
+    been given since the backup was made, so no version is given twice, and cursors from before are Compacted. One that was
+    interrupted is run again. Nobody may use the target meanwhile.
+    """
+    held = await target.spaces()
+    if not replace and any(not info.name.startswith("_") for info in held):
+        names = ", ".join(info.name for info in held if not info.name.startswith("_"))
+        raise Conflict(
+            f"the store is not empty ({names:.200}); add --replace to put the backup in the place of all it holds"
+        )
+    for info in held:
+        await target.drop(info.name)
+    counts: dict[str, int] = {}
+    for info in await source.spaces():
+        counts[info.name] = await copy_space(source, target, info, progress)
+        [made] = await target.spaces(info.name)
+        await target.load(info.name, [], beyond(made.revision, age_ms))
+    return counts
 
 
 async def pages(

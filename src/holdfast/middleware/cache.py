@@ -78,13 +78,15 @@ class CachedEngine(Wrapper):
     @property
     def stats(self) -> CacheStats:
         """What the tier has done, and how far its feeds are behind."""
-        followed = [home for home in self._spaces.values() if not home.passing]
+        followed, now = [home for home in self._spaces.values() if not home.passing], self._clock.now_ms()
         return replace(
             self._stats,
             flushes=self._following.flushes,
             spaces=len(followed),
             behind=max((home.behind for home in followed), default=0),
             lag_ms=max((home.lag_ms for home in followed), default=0),
+            proof_age_ms=max((now - home.proved_ms for home in followed if home.asked or home.cut), default=0),
+            feeds_cut=sum(home.cut for home in followed),
             shared_errors=self._stats.shared_errors + (0 if self._shelf is None else self._shelf.errors),
         )
 
@@ -194,6 +196,7 @@ class CachedEngine(Wrapper):
 
     def _holds(self, home: Followed, name: str, item: Item, seen: int) -> bool:
         """Whether the item may be shown to one who has seen this revision."""
+        home.asked = True
         if home.changed.get(name, 0) > item.at or self._clock.now_ms() >= item.until:
             return False
         if item.at < home.applied and item.at >= home.floor:

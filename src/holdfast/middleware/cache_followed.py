@@ -29,6 +29,12 @@ class Followed:
         self.shared_since_ms = 0
         """Shared copies that were read before this instant are not trusted."""
         self.lag_ms = 0
+        self.proved_ms = 0
+        """At this instant everything there was had been heard of."""
+        self.asked = False
+        """Whether anybody has been answered since somebody last looked whether the feed has told everything."""
+        self.cut = False
+        """The feed has failed, or has not told what is there, or nobody could find out."""
         self.begin(revision, identity)
 
     def begin(self, revision: int, identity: str) -> None:
@@ -37,6 +43,8 @@ class Followed:
         self.floor = revision
         self.known = revision
         """The highest revision heard of."""
+        self.awaited = revision
+        """What the last look found; the feed should have told it by the next."""
         self.identity = identity
         """Names the space among all that share a cache; another one when it was dropped and came back."""
         self.changed: dict[str, int] = {}

@@ -70,6 +70,13 @@ class CacheStats:
     """By how many revisions the feed is behind what has been heard of, in the space where it is most."""
     lag_ms: int = 0
     """How long the latest commit took to arrive through the feed, in the slowest space."""
+    proof_age_ms: int = 0
+    """How long ago it was last proved that the feed has told everything, in the space where that is longest.
+
+    Only of spaces where readers were answered since: while anybody reads, and the feed is sound, it is about a second at most.
+    """
+    feeds_cut: int = 0
+    """Of how many spaces the feed failed, or stands still, or nobody answers: what they show may be as old as that."""
 
     @property
     def hit_rate(self) -> float:

@@ -52,5 +52,11 @@ class CacheMetrics(Collector):
             ("spaces", "Spaces whose feed is followed.", stats.spaces),
             ("behind_revisions", "Revisions that were heard of and have not come through the feed.", stats.behind),
             ("lag_seconds", "How long the latest commit took through the feed.", stats.lag_ms / 1000),
+            (
+                "proof_age_seconds",
+                "How long ago the feed was last known to have told everything, where readers were answered since.",
+                max(stats.proof_age_ms, 0) / 1000,
+            ),
+            ("feeds_cut", "Spaces whose feed has failed or stands still.", stats.feeds_cut),
         ):
             yield GaugeMetricFamily(f"holdfast_cache_{name}", what, value)

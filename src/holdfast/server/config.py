@@ -31,7 +31,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Durability
 from holdfast.engines.registry import split_url
 from holdfast.errors import Error, InvalidInput, NotFound
-from holdfast.identity import check_space
+from holdfast.identity import AgentNames, check_space
 from holdfast.middleware.rules import MB, AccessRule, Quota, RateLimit, Rules
 from holdfast.server.documents import BYTES_MAX, MISSING, Expected, Leaf, Reading, is_null, parse
 from holdfast.server.leaves import KB, Address, address, duration, pattern, positive, sized, store, unix_path, whole
@@ -117,6 +117,7 @@ class Config(msgspec.Struct, frozen=True, rename={"timeout_default_ms": "timeout
     policies: Rules = Rules()
     consistency: Literal["strong"] = "strong"
     timeout_default_ms: int = 5_000
+    agent_names: AgentNames | None = None
     limits: Limits = Limits()
     spaces: dict[str, SpaceSettings] = {}
     metrics: MetricsSettings = MetricsSettings()

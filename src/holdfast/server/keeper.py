@@ -28,8 +28,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Engine
 from holdfast.engines.registry import file_of
-from holdfast.errors import Error, InvalidInput, Unavailable
-from holdfast.identity import Identity, Secret
+from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
+from holdfast.identity import Identity, Secret, check_agent
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.tokens import TokenBook, Tokens
@@ -88,7 +88,9 @@ class Keeper:
         self.failure: str | None = None
         self.admin_token: Secret | None = None
         """Made by this start, because the store had no token; to be shown once."""
-        self.store: Store = open(config.store or "memory:", clock=self.clock, background=background)
+        self.store: Store = open(
+            config.store or "memory:", clock=self.clock, background=background, agent_names=config.agent_names
+        )
         self.audited: set[str] = set()
         file = file_of(self.store.url)
         self.backups = Backups(self.store, None if file is None else file.absolute().parent, self.clock)
@@ -250,7 +252,13 @@ class Keeper:
         return self._stopping
 
     def authenticate(self, token: str) -> Identity:
-        return self._book.authenticate(token)
+        identity = self._book.authenticate(token)
+        if self.store.agent_names == "strict":  # it may have been made before that was asked for
+            try:
+                check_agent(identity.agent, "strict")
+            except InvalidInput as exc:
+                raise AuthenticationFailed(f"{exc}: make a token of another name") from exc
+        return identity
 
     def is_valid(self, identity: Identity) -> bool:
         return self._book.is_valid(identity)
