@@ -11,7 +11,7 @@ import re
 import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from holdfast.errors import InvalidInput
 
@@ -25,6 +25,7 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_40
 _TEXT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*", re.ASCII)
 
 
+@runtime_checkable
 class Clock(Protocol):
     """Where a store gets its time from."""
 

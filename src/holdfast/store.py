@@ -15,12 +15,12 @@ import re
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
-from holdfast.engines.registry import file_of, open_engine, open_shelf, split_url
+from holdfast.engines.registry import check_path, file_of, open_engine, open_shelf, path_url, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import Identity, Secret
 from holdfast.layers.catalogue import Catalogue
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from holdfast.middleware.cache import CachedEngine
     from holdfast.middleware.cache_options import Cache
 
+
+T = TypeVar("T")
 
 log = logging.getLogger("holdfast.store")
 
@@ -74,7 +76,7 @@ def open(
     clock: Clock | None = None,
     retention: Retention | None = None,
     redact: Redaction | None = None,
-    blobs: str | Path | None = None,
+    blobs: str | os.PathLike[str] | None = None,
     durability: Durability | None = "sync",
     background: bool = True,
     token: str | None = None,
@@ -91,20 +93,34 @@ def open(
     """
     if durability is not None:
         check_durability(durability)
-    url = os.fspath(url) if isinstance(url, os.PathLike) else url
+    url = path_url(url) if isinstance(url, os.PathLike) else url
     file = file_of(url)
-    folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
     return Store(
         url,
-        clock or SystemClock(),
-        retention or Retention(),
-        redact or Redaction(),
-        folder,
+        _given(clock, isinstance(clock, Clock), "clock", "a Clock, such as holdfast.ManualClock()") or SystemClock(),
+        _given(retention, isinstance(retention, Retention), "retention", "a holdfast.Retention") or Retention(),
+        _given(redact, isinstance(redact, Redaction), "redact", "a holdfast.Redaction") or Redaction(),
+        _folder(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None,
         durability,
         background,
         None if token is None else Secret(token),
         _options(cache) if isinstance(cache, str) else cache,
     )
+
+
+def _given(value: T | None, is_right: bool, name: str, expected: str) -> T | None:
+    """Refuse another kind of thing, which would be taken for none, or fail where nobody knows why."""
+    if value is not None and not is_right:
+        raise InvalidInput(f"{name} must be {expected}, not {value!r:.60}")
+    return value
+
+
+def _folder(blobs: str | os.PathLike[str]) -> Path:
+    folder = os.fspath(blobs) if isinstance(blobs, str | os.PathLike) else None
+    if not isinstance(folder, str):
+        raise InvalidInput(f"blobs must be the path of a folder, not {blobs!r:.60}")
+    check_path(folder, "a folder for blobs")
+    return Path(folder)
 
 
 def _options(cache: str) -> Cache:
@@ -387,7 +403,7 @@ class Store:
             raise InvalidInput(f"the folder of {path} does not exist; create it, or name another path")
         with TemporaryDirectory(prefix=".backup-", dir=path.parent) as folder:
             made = Path(folder) / path.name
-            copy = await open_engine(f"sqlite:{made}", self._clock)
+            copy = await open_engine(str(made.absolute()), self._clock)
             try:
                 await copy_living_store(self.engine, copy)
             finally:

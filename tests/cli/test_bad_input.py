@@ -62,6 +62,12 @@ def test_names_that_cannot_be_are_refused(cli: Cli) -> None:
         ("nowhere/team.db", "folder"),
         (".", "is a folder"),
         ("sqlite:", "path"),
+        (":memory:", "'memory:'"),
+        ("file:x.db", "path alone"),
+        ("foo:bar", "./foo:…"),
+        ("sqlite:x.db?mode=ro", "no options"),
+        ("x" * 5000, "bytes long"),
+        ("~nobody_of_this_name/x.db", "not known"),
     ],
 )
 def test_urls_that_cannot_be_are_refused(cli: Cli, folder: Path, url: str, why: str) -> None:

@@ -170,6 +170,81 @@ async def test_a_wrong_url_is_refused(url: Any) -> None:
     await refused(url, InvalidInput)
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        (":memory:", "'memory:'"),
+        ("memory", "'memory:'"),
+        ("Memory", "'memory:'"),
+        ("MEMORY:", "memory:"),
+        ("sqlite::memory:", "'memory:'"),
+        ("sqlite:///:memory:", "'memory:'"),
+        ("file:x.db", "path alone"),
+        ("file:///tmp/x.db", "path alone"),
+        ("foo:bar", "./foo:…"),
+        ("localhost:7420", "holdfast://HOST:PORT"),
+        ("Redis://ann:hunter2@host", "redis:"),
+        ("sqlite:x.db?mode=ro", "'?mode=…'"),
+        ("resident:x.db?cache=shared&mode=ro", "'?cache=…'"),
+        ("x" * 5000, "5,000 bytes long"),
+        ("\ud800.db", "not valid Unicode"),
+        ("a/" * 3000 + "x.db", "bytes long"),
+        ("x" * 250, "bytes long"),  # the file alone would fit, and what is kept beside it would not
+    ],
+    ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode(),
+)
+async def test_a_url_that_is_none_makes_no_file_and_says_what_was_probably_meant(
+    url: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = await refused(url, InvalidInput)
+    assert meant in message
+    assert "hunter2" not in message
+    assert len(message) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["foo:bar", "memory", ":memory:", "what?mode=ro"])
+async def test_a_file_may_have_any_name_where_it_is_named_as_a_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (f"./{name}", Path(name), tmp_path / name, f"{tmp_path}/{name}"):
+        async with holdfast.open(url) as store:
+            await store.space("s").records.increment("n")
+    async with holdfast.open(Path(name)) as store:
+        assert await store.space("s").records.get("n") == 4
+    async with holdfast.open(Path(name)) as store:
+        await store.backup(tmp_path / "copy?mode=ro")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == "" and "-" not in path.name) == sorted(
+        [name, "copy?mode=ro"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clock", 5),
+        ("clock", 0),
+        ("retention", {}),
+        ("retention", {"durable": {}}),
+        ("redact", {}),
+        ("redact", []),
+        ("redact", ["password"]),
+        ("blobs", 5),
+        ("blobs", ""),
+        ("blobs", "a\0b"),
+        ("blobs", b"folder"),
+        ("blobs", "\ud800"),
+        ("blobs", "x" * 5000),
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_of_a_store_is_refused_at_once(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"clock|retention|redact|blobs"):
+        holdfast.open("memory:", **{name: value})
+
+
 async def test_an_unknown_scheme_names_the_ways_that_exist() -> None:
     message = await refused("mysql://host/db", InvalidInput)
     assert "memory:" in message

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.engines.registry import KEEPERS, split_url
+from holdfast.engines.registry import file_of as file_of
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
@@ -158,17 +159,6 @@ def check_admin(store: Store, what: str) -> None:
         raise AccessDenied(
             f"{what} is for administrators; this token is that of {who.agent!r}, {who.role} in {who.space!r}"
         )
-
-
-def file_of(url: str) -> Path | None:
-    """The file a URL names, if it names one."""
-    scheme, rest = split_url(url)
-    if scheme not in ("sqlite", "resident"):
-        return None
-    path = rest.removeprefix("//")
-    if "\0" in path:
-        raise InvalidInput(f"{url!r} is not a path of a store's file")
-    return Path(path).expanduser().absolute()
 
 
 def default_store() -> Path:
