@@ -134,6 +134,40 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     return max(1, round(ms))
 
 
+Instant = int | str | datetime | timedelta
+"""Milliseconds since 1970, a datetime, ISO 8601 text (UTC unless it says otherwise), or how long ago: "1h", a timedelta."""
+
+
+def instant_ms(value: Instant, now_ms: int, *, name: str) -> int:
+    """Read an instant given by a person."""
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            return now_ms - _ago_ms(value, name)
+        value = at if at.tzinfo else at.replace(tzinfo=UTC)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidInput(f"{name} {value.isoformat()} has no time zone; write datetime(…, tzinfo=UTC)")
+        return round(value.timestamp() * 1000)
+    if isinstance(value, timedelta):
+        return now_ms - duration_ms(value, name=name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise InvalidInput(
+        f"{name} must be a datetime, a time or a duration ago as text ('1h'), or milliseconds since 1970, not {value!r:.60}"
+    )
+
+
+def _ago_ms(text: str, name: str) -> int:
+    try:
+        return duration_ms(text, name=name)
+    except InvalidInput:
+        raise InvalidInput(
+            f"{name} {text!r:.60} is neither a time such as 2026-01-31T08:00:00Z nor a duration ago such as 90s, 5m, 1h, 7d"
+        ) from None
+
+
 def optional_ms(value: Duration | None, *, name: str = "ttl") -> int | None:
     """Like `duration_ms`; None stays None, and 0 is an error rather than "no ttl"."""
     return None if value is None else duration_ms(value, name=name)

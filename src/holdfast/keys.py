@@ -60,7 +60,7 @@ def check_name(name: str, what: str = "key") -> str:
 
 def check_prefix(prefix: str) -> str:
     """Like `check_name`, for the beginning of a name; empty means every name."""
-    return check_name(prefix, "prefix") if prefix else ""
+    return "" if prefix == "" else check_name(prefix, "prefix")
 
 
 def escape(element: str) -> str:

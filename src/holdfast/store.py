@@ -100,7 +100,11 @@ def open(
         _given(clock, isinstance(clock, Clock), "clock", "a Clock, such as holdfast.ManualClock()") or SystemClock(),
         _given(retention, isinstance(retention, Retention), "retention", "a holdfast.Retention") or Retention(),
         _given(redact, isinstance(redact, Redaction), "redact", "a holdfast.Redaction") or Redaction(),
-        _folder(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None,
+        _path(blobs, "blobs", "a folder for blobs")
+        if blobs is not None
+        else Path(f"{file}-blobs")
+        if file is not None
+        else None,
         durability,
         background,
         None if token is None else Secret(token),
@@ -115,12 +119,12 @@ def _given(value: T | None, is_right: bool, name: str, expected: str) -> T | Non
     return value
 
 
-def _folder(blobs: str | os.PathLike[str]) -> Path:
-    folder = os.fspath(blobs) if isinstance(blobs, str | os.PathLike) else None
-    if not isinstance(folder, str):
-        raise InvalidInput(f"blobs must be the path of a folder, not {blobs!r:.60}")
-    check_path(folder, "a folder for blobs")
-    return Path(folder)
+def _path(value: str | os.PathLike[str], name: str, what: str) -> Path:
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise InvalidInput(f"{name} must be the path of {what}, not {value!r:.60}")
+    check_path(path, what)
+    return Path(path)
 
 
 def _options(cache: str) -> Cache:
@@ -383,9 +387,9 @@ class Store:
             else:
                 await self._caretaker.tidy(info.name)
 
-    async def backup(self, target: str | Path) -> None:
+    async def backup(self, target: str | os.PathLike[str]) -> None:
         """A consistent copy into a new SQLite file, while others go on writing."""
-        path = Path(target).absolute()
+        path = _path(target, "target", "a backup's file").absolute()
         if isinstance(self.engine, _BacksUp):
             await self.engine.backup(path)
         else:

@@ -53,6 +53,18 @@ async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
     assert await everything(space) == before
 
 
+@pytest.mark.parametrize("prefix", [None, 0, False, b"", [], 5, "nul\0", "x" * 513], ids=lambda each: repr(each)[:20])
+async def test_a_bad_prefix_is_refused_everywhere(space: Space, prefix: Any) -> None:
+    await space.records.set("k", 1)
+    with pytest.raises(InvalidInput, match="prefix"):
+        await space.records.keys(prefix)
+    with pytest.raises(InvalidInput, match="prefix"):
+        await anext(space.records.scan(prefix))
+    with pytest.raises(InvalidInput, match="prefix"):
+        await anext(space.watch(prefix, live=False))
+    assert await space.records.keys("") == ["k"]
+
+
 @pytest.mark.parametrize(
     "key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"]
 )
@@ -243,6 +255,14 @@ async def test_a_file_may_have_any_name_where_it_is_named_as_a_path(
 def test_a_wrong_option_of_a_store_is_refused_at_once(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"clock|retention|redact|blobs"):
         holdfast.open("memory:", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "target", [None, 5, "", b"x.db", "a\0b", "\ud800.db", "x" * 5000], ids=lambda each: repr(each)[:20]
+)
+async def test_a_wrong_target_of_a_backup_is_refused(store: Store, target: Any) -> None:
+    with pytest.raises(InvalidInput, match="backup"):
+        await store.backup(target)
 
 
 async def test_an_unknown_scheme_names_the_ways_that_exist() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from holdfast.cli import output, values
 from holdfast.cli.command import Option, command, group, topic
 from holdfast.cli.session import Session
-from holdfast.clock import SystemClock, as_datetime
+from holdfast.clock import SystemClock, as_datetime, instant_ms
 from holdfast.errors import Damaged, NotFound
 from holdfast.keys import escape
 from holdfast.layers.audit import Audit, AuditRecord
@@ -62,13 +62,16 @@ async def audit(
       holdfast audit verify
     """
     prefixes = () if key is None else (key, f"records/{key}", f"lists/{escape(key)}", f"sets/{escape(key)}")
-    window: dict[str, Any] = {
-        "since": values.instant_ms(since, "--since") or 0,
-        "until": values.instant_ms(until, "--until"),
+    now_ms = SystemClock().now_ms()
+    window = {
+        name: instant_ms(text, now_ms, name=f"--{name}")
+        for name, text in (("since", since), ("until", until))
+        if text is not None
     }
     limit = values.count(count)
     async with _audit(session, system=system) as found:
-        records = found.records(actor=actor, operation=operation, outcome=outcome, follow=follow, **window)
+        told_of: dict[str, Any] = {"actor": actor, "operation": operation, "outcome": outcome, **window}
+        records = found.records(follow=follow, **told_of)
         newest: deque[AuditRecord] = deque(maxlen=limit)
         told = 0
         async for record in records:

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from holdfast.clock import Instant, instant_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import (
     SYSTEM_ACTOR,
@@ -165,14 +166,21 @@ class Audit:
         key: str = "",
         operation: str | None = None,
         outcome: str | None = None,
-        since: int = 0,
-        until: int | None = None,
+        since: Instant = 0,
+        until: Instant | None = None,
         follow: bool = False,
     ) -> AsyncIterator[AuditRecord]:
-        """The records in order, sealed and not yet sealed ones. `key` is a prefix, times are milliseconds since 1970.
+        """The records in order, sealed and not yet sealed ones. `key` is a prefix.
 
-        With `follow` it goes on with what happens from then on.
+        `since` and `until` are a datetime, a time or a duration ago as text ("1h"), or milliseconds since 1970. With `follow` it
+        goes on with what happens from then on.
         """
+        now_ms = self._scope.clock.now_ms()
+        since = instant_ms(since, now_ms, name="since")
+        until = None if until is None else instant_ms(until, now_ms, name="until")
+        for name, given in (("actor", actor), ("key", key), ("operation", operation)):
+            if not isinstance(given, str) and (given is not None or name == "key"):
+                raise InvalidInput(f"{name} must be text, not {given!r:.60}")
         if outcome is not None and outcome not in get_args(Outcome):
             raise InvalidInput(f"an outcome is one of {', '.join(get_args(Outcome))}, not {outcome!r:.60}")
         upto = 0
@@ -203,6 +211,8 @@ class Audit:
         With a `share` below 1 it takes only that part of the time while others commit, so that they hardly notice it; the more, the
         longer it has been falling behind.
         """
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise InvalidInput(f"share must be a part of the time, more than 0 and at most 1, not {share!r:.60}")
         loop = asyncio.get_running_loop()
         consumer = Consumer(self._engine, self._space, HEAD)
         found = await self._engine.spaces(self._space)
@@ -266,8 +276,9 @@ class Audit:
 
     # --- pruning and checking ---
 
-    async def prune(self, before: int) -> int:
-        """Remove segments sealed before an instant (milliseconds); the anchor keeps the hash the rest hangs on."""
+    async def prune(self, before: Instant) -> int:
+        """Remove segments sealed before an instant, given as for `records`; the anchor keeps the hash the rest hangs on."""
+        before = instant_ms(before, self._scope.clock.now_ms(), name="before")
         pruned = 0
         while True:
             page = await self._engine.scan(self._space, LOG, limit=PRUNE_MAX)
