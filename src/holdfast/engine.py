@@ -328,7 +328,10 @@ class Engine(Protocol):
         ...
 
     async def inspect(self) -> list[Finding]:
-        """What this store guarantees as it is configured, and what is wrong with it."""
+        """What this store guarantees as it is configured, and what is wrong with it.
+
+        What a durability means here has the subject "durability sync", "durability async" or "durability volatile".
+        """
         ...
 
 

@@ -35,6 +35,8 @@ from holdfast.space import Origin, Space, check_agent, check_space
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
+    from holdfast.layers.audit import Audit
+    from holdfast.layers.blobs import Blobs
     from holdfast.layers.caretaker import Caretaker
     from holdfast.layers.coordination import Coordination
     from holdfast.layers.resolutions import Judgement
@@ -260,7 +262,6 @@ class Store:
 
     @cached_property
     def _caretaker(self) -> Caretaker:
-        from holdfast.layers.audit import Audit
         from holdfast.layers.caretaker import Caretaker
 
         return Caretaker(
@@ -268,7 +269,7 @@ class Store:
             self._clock,
             self._retention,
             self._redaction,
-            lambda space: Audit(self._scope(space, SYSTEM_ACTOR)),
+            self._audit_of,
             self._sweep_blobs,
         )
 
@@ -285,9 +286,7 @@ class Store:
 
     async def _sweep_blobs(self, space: str) -> None:
         if self._blobs is not None and self._blobs.exists():
-            from holdfast.layers.blobs import Blobs
-
-            await Blobs(self.engine, space, SYSTEM_ACTOR, self._blobs, self._clock).sweep()
+            await self._blobs_of(space).sweep()
 
     def space(
         self,
@@ -414,9 +413,25 @@ class Store:
                 await copy.close()
             made.rename(path)
 
-    async def doctor(self) -> list[Finding]:
-        """What this store guarantees as it is configured, and what is wrong with it."""
-        return await self.engine.inspect()
+    async def doctor(self, *, full: bool = False) -> list[Finding]:
+        """What this store guarantees as it is configured and with the spaces it has, and what is wrong with it.
+
+        Of the audit the newest segments are looked at, and of the blobs so many; with `full` all, which takes its time.
+        """
+        from holdfast.layers.checkup import Checkup
+
+        blobs_of = None if self._blobs is None else self._blobs_of
+        return await Checkup(self.engine, self._audit_of, blobs_of, full=full).findings()
+
+    def _audit_of(self, space: str) -> Audit:
+        from holdfast.layers.audit import Audit
+
+        return Audit(self._scope(space, SYSTEM_ACTOR))
+
+    def _blobs_of(self, space: str) -> Blobs:
+        from holdfast.layers.blobs import Blobs
+
+        return Blobs(self.engine, space, SYSTEM_ACTOR, self._blob_folder(), self._clock)
 
     def _scope(
         self,

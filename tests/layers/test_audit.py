@@ -400,3 +400,55 @@ async def test_a_head_that_is_none_any_more_is_damaged(space: Space) -> None:
     await space._scope.engine.commit(space.name, Batch("intruder", (Put(HEAD, b'"gone"'),)))
     with pytest.raises(Damaged, match="somebody changed it"):
         await space.audit.verify()
+
+
+# --- a look that must not take long ---
+
+
+async def chained(space: Space, segments: int) -> None:
+    for number in range(segments):
+        await space.records.set("k", number)
+        await space.audit.seal()
+
+
+async def test_the_newest_segments_alone_can_be_verified(space: Space) -> None:
+    await chained(space, 5)
+    whole, end = await space.audit.verify(), await space.audit.verify(newest=2)
+    assert whole.sound
+    assert end.sound
+    assert (whole.segments, end.segments, end.records) == (5, 2, 2)
+    assert (end.upto, end.hash) == (whole.upto, whole.hash)
+    assert whole.after == 0 < end.after < end.upto
+    assert await space.audit.verify(newest=5) == whole
+
+
+async def test_a_change_among_the_newest_segments_is_found_and_an_older_one_is_left_to_the_whole_look(
+    space: Space,
+) -> None:
+    await chained(space, 5)
+    keys = await segment_keys(space)
+    await rewrite(space, keys[0], lambda segment: segment["records"][0].update(actor="nobody"))
+    assert (await space.audit.verify(newest=2)).sound
+    assert not (await space.audit.verify()).sound
+    await rewrite(space, keys[3], lambda segment: segment["records"][0].update(actor="nobody"))
+    assert any("changed after it was sealed" in problem for problem in (await space.audit.verify(newest=2)).problems)
+
+
+async def test_a_gap_among_the_newest_segments_is_found(space: Space) -> None:
+    await chained(space, 5)
+    keys = await segment_keys(space)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[3]),)))
+    assert not (await space.audit.verify(newest=3)).sound
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[4]),)))
+    assert not (await space.audit.verify(newest=2)).sound
+
+
+async def test_what_is_not_sealed_is_counted_only_as_far_as_a_short_look_goes(space: Space) -> None:
+    await chained(space, 1)
+    for number in range(SEGMENT_RECORDS_MAX + 10):
+        await space.records.set("k", number)
+    assert (await space.audit.verify()).unsealed == SEGMENT_RECORDS_MAX + 10
+    assert (await space.audit.verify(newest=1)).unsealed == SEGMENT_RECORDS_MAX
+    for wrong in (0, -1, True, "2", 1.5):
+        with pytest.raises(InvalidInput, match="newest"):
+            await space.audit.verify(newest=wrong)  # type: ignore[arg-type]

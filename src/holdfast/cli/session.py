@@ -140,13 +140,19 @@ class Session(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def opened(
-    url: str, *, create: bool = False, json: bool = False, token: str | None = None, background: bool = False
+    url: str,
+    *,
+    create: bool = False,
+    json: bool = False,
+    token: str | None = None,
+    background: bool = False,
+    blobs: str | None = None,
 ) -> AsyncIterator[Store]:
     """A store, mostly without background work: a command does one thing and ends."""
     path = file_of(url)
     if path is not None and not create and not path.exists():
         raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
-    async with open(url, durability=None, background=background, token=token) as store:
+    async with open(url, durability=None, background=background, token=token, blobs=blobs) as store:
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store
