@@ -120,8 +120,12 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
         raise InvalidInput(f"{name} must be a duration such as 30, 1.5 or '90s', not {value!r}")
     if isinstance(value, str):
         match = _TEXT.fullmatch(value)
+        if match is None and value.lstrip()[:1] == "-" and _TEXT.fullmatch(value.lstrip()[1:]):
+            raise InvalidInput(f"{name} {value!r} must be more than zero and at most 100 years")
         if match is None:
-            raise InvalidInput(f"{name} {value!r} is not a duration; write seconds or '250ms', '90s', '5m', '1h', '7d'")
+            raise InvalidInput(
+                f"{name} {value!r:.60} is not a duration; write seconds or '250ms', '90s', '5m', '1h', '7d'"
+            )
         ms = float(match[1]) * _UNITS_MS[match[2] or "s"]
     elif isinstance(value, timedelta):
         ms = value.total_seconds() * 1000

@@ -306,7 +306,7 @@ class Store:
         """
         check_space(name)
         agent = self._agent(agent)
-        check_agent(instance)
+        check_agent(instance, "an instance")
         if durability is not None:
             check_durability(durability)
         seen = Session.of(name, session)

@@ -165,6 +165,32 @@ def test_a_bad_retention_is_refused() -> None:
         Retention(durable={"mine": {"default": "0s"}})
 
 
+# --- names and durations ---
+
+
+@pytest.mark.parametrize(
+    "name", ["", "_x", "..", ".x", "-x", "a/b", "x" * 129, None, 5], ids=lambda each: repr(each)[:20]
+)
+async def test_a_space_is_refused_by_a_rule_that_its_name_breaks(store: Store, name: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"1 to 128 letters.*of which the first is a letter or a digit"):
+        store.space(name)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a.b", "x" * 129, None, 5], ids=lambda each: repr(each)[:20])
+async def test_agents_and_instances_are_refused_by_their_own_names(store: Store, name: Any) -> None:
+    if name is not None:
+        with pytest.raises(InvalidInput, match=r"^an agent's name is 1 to 128 .* the first is no '-'"):
+            store.space("s", agent=name)
+    with pytest.raises(InvalidInput, match=r"^an instance is 1 to 128 "):
+        store.space("s", instance=name)
+
+
+@pytest.mark.parametrize("ttl", ["-5m", " -1h", "-0.5", "0s", -5, timedelta(minutes=-5)], ids=repr)
+async def test_a_duration_that_is_not_positive_is_told_as_that(space: Space, ttl: Any) -> None:
+    with pytest.raises(InvalidInput, match="must be more than zero"):
+        await space.records.set("k", 1, ttl=ttl)
+
+
 # --- stores ---
 
 

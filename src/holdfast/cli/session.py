@@ -68,6 +68,8 @@ class Session(msgspec.Struct, frozen=True):
 
     @property
     def _named_agent(self) -> str | None:
+        if self.given_agent == "":
+            raise InvalidInput("--agent is empty; name an agent, or leave it out")
         return _chosen(self.given_agent, "HOLDFAST_AGENT")
 
     def agent_in(self, store: Store) -> str:
