@@ -165,6 +165,24 @@ def test_a_bad_retention_is_refused() -> None:
         Retention(durable={"mine": {"default": "0s"}})
 
 
+async def test_a_key_that_slashes_make_too_long_is_told_as_it_was_written(space: Space) -> None:
+    key = "orders/" + "a/" * 250
+    watched = "/" * 500
+    for call in (
+        lambda: space.records.append_to_list(key, 1),
+        lambda: space.records.add_to_set(key, 1),
+        lambda: space.records.append_to_list("orders/" + "/" * 322, 1),  # room for the list, and none for an item
+        lambda: anext(space.watch(watched)),
+    ):
+        with pytest.raises(
+            InvalidInput, match=r"^key '(orders/)?[a/]+\.\.\.' is too long: .* takes three bytes"
+        ) as caught:
+            await call()
+        assert "%" not in str(caught.value).replace("'%'", "")
+        assert len(str(caught.value)) < 250
+    assert await space.records.keys() == []
+
+
 # --- names and durations ---
 
 
