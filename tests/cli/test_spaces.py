@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from holdfast import blocking
+from holdfast import ManualClock, blocking
 from tests.cli.conftest import Cli
 
 
@@ -69,6 +69,19 @@ def test_an_error_finding_ends_with_1(cli: Cli, folder: Path) -> None:
     told = cli("doctor", "--json", code=1)
     assert [finding["subject"] for finding in told.json if finding["level"] == "error"] == ["usage"]
     assert told.err == ""
+
+
+def test_keys_that_have_expired_are_counted_until_they_are_swept_and_the_help_says_so(cli: Cli) -> None:
+    clock = ManualClock(1_750_000_000_000)  # so that a ttl of today is long over
+    with blocking.open("team.db", clock=clock, background=False) as store:
+        records = store.space("default").records
+        records.set("gone", 1, ttl="1h")
+        records.set("stays", 1)
+    assert cli("--store", "team.db", "keys").out == "stays\n"
+    assert cli("--store", "team.db", "spaces", "--json").json[0]["keys"] == 2
+    assert "counted until it is swept" in " ".join(cli("spaces", "--help").out.split())
+    cli("--store", "team.db", "tidy")
+    assert cli("--store", "team.db", "spaces", "--json").json[0]["keys"] == 1
 
 
 def test_the_doctor_tells_how_durable_the_spaces_of_this_store_are(cli: Cli) -> None:
