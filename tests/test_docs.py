@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import importlib
 import inspect
 import io
 import os
@@ -232,6 +233,16 @@ def test_decisions_are_numbered_without_gaps_and_have_their_parts() -> None:
     assert [
         page.name for page in decisions if re.findall(r"^\*\*(\w+)\.\*\*", page.read_text(), re.MULTILINE) != parts
     ] == []
+
+
+def test_the_limits_that_are_told_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "keyspace.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+)(?: bytes| ms)? \| .* \| `([\w.]+)\.([A-Z_]+)` \|$", text, re.MULTILINE)
+    assert len(rows) >= 14
+    told = {f"{module}.{name}": int(number.replace(",", "")) for number, module, name in rows}
+    assert told == {
+        f"{module}.{name}": getattr(importlib.import_module(f"holdfast.{module}"), name) for _, module, name in rows
+    }
 
 
 # --- the command line's page ---

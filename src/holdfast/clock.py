@@ -11,7 +11,7 @@ import re
 import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from holdfast.errors import InvalidInput
 
@@ -25,6 +25,7 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_40
 _TEXT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*", re.ASCII)
 
 
+@runtime_checkable
 class Clock(Protocol):
     """Where a store gets its time from."""
 
@@ -119,8 +120,12 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
         raise InvalidInput(f"{name} must be a duration such as 30, 1.5 or '90s', not {value!r}")
     if isinstance(value, str):
         match = _TEXT.fullmatch(value)
+        if match is None and value.lstrip()[:1] == "-" and _TEXT.fullmatch(value.lstrip()[1:]):
+            raise InvalidInput(f"{name} {value!r} must be more than zero and at most 100 years")
         if match is None:
-            raise InvalidInput(f"{name} {value!r} is not a duration; write seconds or '250ms', '90s', '5m', '1h', '7d'")
+            raise InvalidInput(
+                f"{name} {value!r:.60} is not a duration; write seconds or '250ms', '90s', '5m', '1h', '7d'"
+            )
         ms = float(match[1]) * _UNITS_MS[match[2] or "s"]
     elif isinstance(value, timedelta):
         ms = value.total_seconds() * 1000
@@ -131,6 +136,40 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     if not 0 < ms <= TTL_MS_MAX:  # also refuses NaN
         raise InvalidInput(f"{name} {value!r} must be more than zero and at most 100 years")
     return max(1, round(ms))
+
+
+Instant = int | str | datetime | timedelta
+"""Milliseconds since 1970, a datetime, ISO 8601 text (UTC unless it says otherwise), or how long ago: "1h", a timedelta."""
+
+
+def instant_ms(value: Instant, now_ms: int, *, name: str) -> int:
+    """Read an instant given by a person."""
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            return now_ms - _ago_ms(value, name)
+        value = at if at.tzinfo else at.replace(tzinfo=UTC)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidInput(f"{name} {value.isoformat()} has no time zone; write datetime(…, tzinfo=UTC)")
+        return round(value.timestamp() * 1000)
+    if isinstance(value, timedelta):
+        return now_ms - duration_ms(value, name=name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise InvalidInput(
+        f"{name} must be a datetime, a time or a duration ago as text ('1h'), or milliseconds since 1970, not {value!r:.60}"
+    )
+
+
+def _ago_ms(text: str, name: str) -> int:
+    try:
+        return duration_ms(text, name=name)
+    except InvalidInput:
+        raise InvalidInput(
+            f"{name} {text!r:.60} is neither a time such as 2026-01-31T08:00:00Z nor a duration ago such as 90s, 5m, 1h, 7d"
+        ) from None
 
 
 def optional_ms(value: Duration | None, *, name: str = "ttl") -> int | None:

@@ -34,7 +34,7 @@ import msgspec
 from holdfast.clock import TTL_MS_MAX
 from holdfast.codec import INT64_MAX, INT64_MIN
 from holdfast.errors import Compacted, InvalidInput
-from holdfast.keys import KEY_BYTES_MAX, check_key, shown
+from holdfast.keys import KEY_BYTES_MAX, check_key, shown, too_long
 
 OPERATIONS_MAX: Final = 128
 CONDITIONS_MAX: Final = 256
@@ -332,7 +332,10 @@ class Engine(Protocol):
         ...
 
     async def inspect(self) -> list[Finding]:
-        """What this store guarantees as it is configured, and what is wrong with it."""
+        """What this store guarantees as it is configured, and what is wrong with it.
+
+        What a durability means here has the subject "durability sync", "durability async" or "durability volatile".
+        """
         ...
 
 
@@ -502,8 +505,13 @@ def check_keys(keys: Iterable[str]) -> None:
 def check_prefix(prefix: str) -> None:
     """A prefix ends in a slash, so that it names whole elements; room is left for an id below it."""
     check_key(prefix)
-    if prefix[-1] != "/" or len(prefix.encode()) > KEY_BYTES_MAX - ID_DIGITS:
-        raise InvalidInput(f"prefix {prefix!r:.60} must end in '/' and leave room for an id of {ID_DIGITS} digits")
+    size = len(prefix.encode())
+    if size > KEY_BYTES_MAX - ID_DIGITS:
+        raise too_long(prefix, size, KEY_BYTES_MAX - ID_DIGITS)
+    if prefix[-1] != "/":
+        raise InvalidInput(
+            f"prefix {prefix!r:.60} must end in '/', so that an id of {ID_DIGITS} digits can stand behind it"
+        )
 
 
 def _check_value(key: str, value: bytes) -> int:

@@ -60,17 +60,20 @@ def hidden(text: str) -> str:
     return _IN_TEXT.sub(r"\1…", text) if "hf_" in text else text
 
 
-def check_agent(name: str, names: AgentNames = "plain") -> None:
+def check_agent(name: str, names: AgentNames = "plain", what: str = "an agent's name") -> None:
     if not isinstance(name, str) or AGENT.fullmatch(name) is None:
-        raise InvalidInput(f"an agent's name is letters, digits, '_' and '-', at most 128, not {name!r:.60}")
-    if names == "strict" and STRICT_AGENT.fullmatch(name) is None:
         raise InvalidInput(
-            f"an agent's name is small letters and '_' in this store (agent_names: strict), not {name!r:.60}"
+            f"{what} is 1 to 128 letters, digits, '_' and '-', of which the first is no '-'; it cannot be {name!r:.60}"
         )
+    if names == "strict" and STRICT_AGENT.fullmatch(name) is None:
+        raise InvalidInput(f"{what} is small letters and '_' in this store (agent_names: strict), not {name!r:.60}")
     if name == "holdfast":
-        raise InvalidInput("the agent name 'holdfast' belongs to the store itself; choose another")
+        raise InvalidInput(f"{what} cannot be 'holdfast', which is what the store itself is called; choose another")
 
 
 def check_space(name: str) -> None:
     if not isinstance(name, str) or SPACE.fullmatch(name) is None:
-        raise InvalidInput(f"a space's name is letters, digits, '_', '-' and '.', at most 128, not {name!r:.60}")
+        raise InvalidInput(
+            "a space's name is 1 to 128 letters, digits, '_', '-' and '.', of which the first is a letter or a digit; "
+            f"it cannot be {name!r:.60}"
+        )

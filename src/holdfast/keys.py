@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.errors import InvalidInput
 
 KEY_BYTES_MAX: Final = 1024
-"""The longest key of an engine, subspace included, in UTF-8 bytes."""
+"""The longest key of an engine, subspace included, in UTF-8 bytes; a slash in an element before the last takes three."""
 
 NAME_BYTES_MAX: Final = 512
 """The longest name a user gives to a record."""
@@ -33,11 +33,22 @@ def check_key(key: str) -> None:
         except UnicodeEncodeError:
             raise InvalidInput(f"key {_shown(key)} is not valid Unicode text: it has a lone surrogate") from None
     if size > KEY_BYTES_MAX:
-        raise InvalidInput(f"key {_shown(key)} is {size:,} bytes long; the limit is {KEY_BYTES_MAX:,} bytes")
+        raise too_long(key, size, KEY_BYTES_MAX)
     if "\0" in key:
         raise InvalidInput(f"key {_shown(key)} contains a NUL character, which no key may")
     if key.find("/") < 1:
         raise InvalidInput(f"key {_shown(key)} names no subspace; write subspace/name")
+
+
+def too_long(key: str, size: int, limit: int) -> InvalidInput:
+    """What to say of a key that is too long: by the name that somebody gave, where slashes have made it so long."""
+    name = next((each for each in key.split("/") if "%2F" in each or "%25" in each), None)
+    if name is None:
+        return InvalidInput(f"key {_shown(key)} is {size:,} bytes long; the limit is {limit:,} bytes")
+    return InvalidInput(
+        f"key {_shown(unescape(name))} is too long: it is kept as {key[: key.index('/')]}/…, where each '/' and '%' in it takes "
+        f"three bytes, which makes {size:,}; the limit is {limit:,} bytes"
+    )
 
 
 def check_name(name: str, what: str = "key") -> str:
@@ -60,7 +71,7 @@ def check_name(name: str, what: str = "key") -> str:
 
 def check_prefix(prefix: str) -> str:
     """Like `check_name`, for the beginning of a name; empty means every name."""
-    return check_name(prefix, "prefix") if prefix else ""
+    return "" if prefix == "" else check_name(prefix, "prefix")
 
 
 def escape(element: str) -> str:

@@ -15,12 +15,12 @@ import re
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
-from holdfast.engines.registry import file_of, open_engine, open_shelf, split_url
+from holdfast.engines.registry import check_path, file_of, open_engine, open_shelf, path_url, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import AGENT_NAMES, AgentNames, Identity, Secret
 from holdfast.layers.catalogue import Catalogue
@@ -35,6 +35,8 @@ from holdfast.space import Origin, Space, check_agent, check_space
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
+    from holdfast.layers.audit import Audit
+    from holdfast.layers.blobs import Blobs
     from holdfast.layers.caretaker import Caretaker
     from holdfast.layers.coordination import Coordination
     from holdfast.layers.resolutions import Judgement
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from holdfast.middleware.cache import CachedEngine
     from holdfast.middleware.cache_options import Cache
 
+
+T = TypeVar("T")
 
 log = logging.getLogger("holdfast.store")
 
@@ -74,7 +78,7 @@ def open(
     clock: Clock | None = None,
     retention: Retention | None = None,
     redact: Redaction | None = None,
-    blobs: str | Path | None = None,
+    blobs: str | os.PathLike[str] | None = None,
     durability: Durability | None = "sync",
     background: bool = True,
     token: str | None = None,
@@ -95,21 +99,36 @@ def open(
         check_durability(durability)
     if agent_names is not None and agent_names not in AGENT_NAMES:
         raise InvalidInput(f"agent_names= is one of {', '.join(AGENT_NAMES)}, not {agent_names!r:.60}")
-    url = os.fspath(url) if isinstance(url, os.PathLike) else url
+    url = path_url(url) if isinstance(url, os.PathLike) else url
     file = file_of(url)
-    folder = Path(blobs) if blobs is not None else Path(f"{file}-blobs") if file is not None else None
+    folder = None if file is None else Path(f"{file}-blobs")
     return Store(
         url,
-        clock or SystemClock(),
-        retention or Retention(),
-        redact or Redaction(),
-        folder,
+        _given(clock, isinstance(clock, Clock), "clock", "a Clock, such as holdfast.ManualClock()") or SystemClock(),
+        _given(retention, isinstance(retention, Retention), "retention", "a holdfast.Retention") or Retention(),
+        _given(redact, isinstance(redact, Redaction), "redact", "a holdfast.Redaction") or Redaction(),
+        folder if blobs is None else _path(blobs, "blobs", "a folder for blobs"),
         durability,
         background,
         None if token is None else Secret(token),
         None if cache is None else _options(cache),
         agent_names,
     )
+
+
+def _given(value: T | None, is_right: bool, name: str, expected: str) -> T | None:
+    """Refuse another kind of thing, which would be taken for none, or fail where nobody knows why."""
+    if value is not None and not is_right:
+        raise InvalidInput(f"{name} must be {expected}, not {value!r:.60}")
+    return value
+
+
+def _path(value: str | os.PathLike[str], name: str, what: str) -> Path:
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise InvalidInput(f"{name} must be the path of {what}, not {value!r:.60}")
+    check_path(path, what)
+    return Path(path)
 
 
 def _options(cache: str | Cache) -> Cache:
@@ -256,7 +275,6 @@ class Store:
 
     @cached_property
     def _caretaker(self) -> Caretaker:
-        from holdfast.layers.audit import Audit
         from holdfast.layers.caretaker import Caretaker
 
         return Caretaker(
@@ -264,7 +282,7 @@ class Store:
             self._clock,
             self._retention,
             self._redaction,
-            lambda space: Audit(self._scope(space, SYSTEM_ACTOR)),
+            self._audit_of,
             self._sweep_blobs,
         )
 
@@ -281,9 +299,7 @@ class Store:
 
     async def _sweep_blobs(self, space: str) -> None:
         if self._blobs is not None and self._blobs.exists():
-            from holdfast.layers.blobs import Blobs
-
-            await Blobs(self.engine, space, SYSTEM_ACTOR, self._blobs, self._clock).sweep()
+            await self._blobs_of(space).sweep()
 
     def space(
         self,
@@ -303,7 +319,7 @@ class Store:
         """
         check_space(name)
         agent = self._agent(agent)
-        check_agent(instance)
+        check_agent(instance, what="an instance")
         if durability is not None:
             check_durability(durability)
         seen = Session.of(name, session)
@@ -385,9 +401,9 @@ class Store:
             else:
                 await self._caretaker.tidy(info.name)
 
-    async def backup(self, target: str | Path) -> None:
+    async def backup(self, target: str | os.PathLike[str]) -> None:
         """A consistent copy into a new SQLite file, while others go on writing."""
-        path = Path(target).absolute()
+        path = _path(target, "target", "a backup's file").absolute()
         if isinstance(self.engine, _BacksUp):
             await self.engine.backup(path)
         else:
@@ -405,16 +421,32 @@ class Store:
             raise InvalidInput(f"the folder of {path} does not exist; create it, or name another path")
         with TemporaryDirectory(prefix=".backup-", dir=path.parent) as folder:
             made = Path(folder) / path.name
-            copy = await open_engine(f"sqlite:{made}", self._clock)
+            copy = await open_engine(str(made.absolute()), self._clock)
             try:
                 await copy_living_store(self.engine, copy)
             finally:
                 await copy.close()
             made.rename(path)
 
-    async def doctor(self) -> list[Finding]:
-        """What this store guarantees as it is configured, and what is wrong with it."""
-        return await self.engine.inspect()
+    async def doctor(self, *, full: bool = False) -> list[Finding]:
+        """What this store guarantees as it is configured and with the spaces it has, and what is wrong with it.
+
+        Of the audit the newest segments are looked at, and of the blobs so many; with `full` all, which takes its time.
+        """
+        from holdfast.layers.checkup import Checkup
+
+        blobs_of = None if self._blobs is None else self._blobs_of
+        return await Checkup(self.engine, self._audit_of, blobs_of, full=full).findings()
+
+    def _audit_of(self, space: str) -> Audit:
+        from holdfast.layers.audit import Audit
+
+        return Audit(self._scope(space, SYSTEM_ACTOR))
+
+    def _blobs_of(self, space: str) -> Blobs:
+        from holdfast.layers.blobs import Blobs
+
+        return Blobs(self.engine, space, SYSTEM_ACTOR, self._blob_folder(), self._clock)
 
     def _scope(
         self,

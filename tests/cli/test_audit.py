@@ -97,6 +97,25 @@ def test_a_sound_chain_verifies_and_its_head_can_be_expected(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("history")
+def test_what_is_not_sealed_yet_is_told_and_a_verification_seals_it(cli: Cli) -> None:
+    only_looked = cli("audit", "verify", "--no-seal")
+    assert only_looked.out.splitlines()[0] == "sound, up to version 0"
+    assert "unsealed  6: no hash covers them yet; holdfast tidy seals them" in only_looked.out.splitlines()
+    assert cli("audit", "verify", "--no-seal", "--json").json["unsealed"] == 6
+    told = cli("audit", "verify").out.splitlines()
+    assert (told[0], told[-1]) == ("sound, up to version 5", "records   6")
+    assert cli("audit", "verify", "--no-seal", "--json").json["unsealed"] == 0
+
+
+@pytest.mark.usefixtures("history")
+def test_nothing_is_sealed_onto_a_chain_that_is_not_sound(cli: Cli, folder: Path) -> None:
+    cli("audit", "seal")
+    cli("set", "later", "1")
+    head = cli("audit", "verify", "--no-seal", "--json").json["hash"]
+    assert cli("audit", "verify", "--expect", "00", "--json", code=18).json["hash"] == head
+
+
+@pytest.mark.usefixtures("history")
 def test_a_chain_that_was_changed_ends_with_18(cli: Cli, folder: Path) -> None:
     cli("audit", "seal")
     assert "is not part of this chain" in cli("audit", "verify", "--expect", "00", code=18).out

@@ -54,6 +54,13 @@ def test_names_that_cannot_be_are_refused(cli: Cli) -> None:
         assert cli(*words, "get", "k", "--json", code=2).error["error"] == "invalid_request"
 
 
+def test_an_empty_agent_is_told_as_one_by_every_command(cli: Cli) -> None:
+    cli("set", "k", "1")
+    for words in (["set", "k", "2"], ["get", "k"], ["increment", "n"], ["audit"], ["delete", "k"]):
+        assert cli("--agent", "", *words, code=2).err == "holdfast: --agent is empty; name an agent, or leave it out\n"
+    assert cli("get", "k").out == "1\n"
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -62,6 +69,12 @@ def test_names_that_cannot_be_are_refused(cli: Cli) -> None:
         ("nowhere/team.db", "folder"),
         (".", "is a folder"),
         ("sqlite:", "path"),
+        (":memory:", "'memory:'"),
+        ("file:x.db", "path alone"),
+        ("foo:bar", "./foo:…"),
+        ("sqlite:x.db?mode=ro", "no options"),
+        ("x" * 5000, "bytes long"),
+        ("~nobody_of_this_name/x.db", "not known"),
     ],
 )
 def test_urls_that_cannot_be_are_refused(cli: Cli, folder: Path, url: str, why: str) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli import INTERRUPTED, PIPE_CLOSED
+from holdfast.cli.output import OUTPUT_FAILED
 from tests.cli.conftest import COMMAND, DEADLINE_S, Cli, Outcome, files
 
 Shell = Callable[[str], Outcome]
@@ -66,9 +68,36 @@ def test_a_reader_that_goes_away_ends_a_stream_quietly(cli: Cli, shell: Shell) -
         assert len(left.out.splitlines()) == 2
     assert shell("holdfast keys | head -1; exit ${PIPESTATUS[0]}").code == 141
     full = shell("holdfast keys >/dev/full")
-    assert (full.code, full.err) == (14, "holdfast: No space left on device\n")
+    assert full.code == 74
+    assert "could not be written (No space left on device)" in full.err
+    assert "look before you repeat it" in full.err
     assert shell("holdfast keys >&-").code == 0
     assert shell("holdfast set k 1 <&- >&- 2>&-").code == 0
+
+
+@pytest.mark.parametrize("environment", ["", "PYTHONUNBUFFERED=1 "])
+def test_a_write_whose_answer_cannot_be_printed_is_not_told_as_one_to_retry(shell: Shell, environment: str) -> None:
+    shell("holdfast set n 1")
+    full = shell(f"{environment}holdfast increment n >/dev/full")
+    assert full.code == 74
+    assert full.err == (
+        "holdfast: the output could not be written (No space left on device); the command itself was done, and need not be "
+        "repeated for that\n"
+    )
+    told = shell(f"{environment}holdfast increment n --json >/dev/full")
+    assert (told.code, told.error["error"]) == (74, "output_failed")
+    assert shell("holdfast get n").out == "3\n"
+
+
+def test_codes_that_only_the_command_line_has_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    for code in (OUTPUT_FAILED, INTERRUPTED, PIPE_CLOSED):
+        assert f"{code} (" in page.replace("\n", " ")
+
+
+def test_a_note_that_nobody_can_hear_does_not_keep_a_command_from_its_work(shell: Shell) -> None:
+    heard = shell("holdfast --store memory: set k 1 2>/dev/full")
+    assert (heard.code, heard.err) == (0, "")
 
 
 def test_a_watcher_sees_what_another_process_writes_and_ends_on_ctrl_c(command: Cli) -> None:

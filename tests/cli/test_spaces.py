@@ -6,6 +6,7 @@ from pathlib import Path
 
 import apsw
 
+from holdfast import ManualClock, blocking
 from tests.cli.conftest import Cli
 
 
@@ -68,6 +69,58 @@ def test_an_error_finding_ends_with_1(cli: Cli, folder: Path) -> None:
     told = cli("doctor", "--json", code=1)
     assert [finding["subject"] for finding in told.json if finding["level"] == "error"] == ["usage"]
     assert told.err == ""
+
+
+def test_keys_that_have_expired_are_counted_until_they_are_swept_and_the_help_says_so(cli: Cli) -> None:
+    clock = ManualClock(1_750_000_000_000)  # so that a ttl of today is long over
+    with blocking.open("team.db", clock=clock, background=False) as store:
+        records = store.space("default").records
+        records.set("gone", 1, ttl="1h")
+        records.set("stays", 1)
+    assert cli("--store", "team.db", "keys").out == "stays\n"
+    assert cli("--store", "team.db", "spaces", "--json").json[0]["keys"] == 2
+    assert "counted until it is swept" in " ".join(cli("spaces", "--help").out.split())
+    cli("--store", "team.db", "tidy")
+    assert cli("--store", "team.db", "spaces", "--json").json[0]["keys"] == 1
+
+
+def test_the_doctor_tells_how_durable_the_spaces_of_this_store_are(cli: Cli) -> None:
+    cli("set", "k", "1")
+    assert not any("async" in line for line in cli("doctor").out.splitlines())
+    cli("spaces", "create", "metrics", "--durability", "async")
+    [line] = [line for line in cli("doctor").out.splitlines() if "durability async" in line]
+    assert line.startswith("note\t")
+    assert line.split("\t")[2].endswith("may lose the latest: space metrics")
+
+
+def test_the_doctor_finds_an_audit_that_was_changed(cli: Cli, folder: Path) -> None:
+    cli("set", "k", "1")
+    cli("tidy")
+    connection = apsw.Connection(str(folder / ".holdfast/store.db"))
+    for table in ("entries", "large"):
+        connection.execute(
+            f"UPDATE {table} SET value = CAST(replace(CAST(value AS TEXT), '\"cli\"', '\"abc\"') AS BLOB) "
+            "WHERE key LIKE 'audit/log/%'"
+        )
+    connection.close()
+    for words in (["doctor"], ["doctor", "--full"]):
+        told = cli(*words, "--json", code=1).json
+        [error] = [finding for finding in told if finding["level"] == "error"]
+        assert error["subject"] == "audit of default"
+        assert "changed after it was sealed" in error["message"]
+
+
+def test_the_doctor_finds_a_copy_that_was_left_without_its_blobs(cli: Cli, folder: Path) -> None:
+    with blocking.open("team.db") as store:
+        space = store.space("default")
+        conditions, operations = space.blobs.attach(space.blobs.put(b"report"), "reports/q1")
+        space.commit(*conditions, *operations)
+    cli("--store", "team.db", "backup", "monday.db")
+    told = cli("doctor", "monday.db", "--json", code=1).json
+    [error] = [finding for finding in told if finding["level"] == "error"]
+    assert (error["subject"], "monday.db-blobs is not there" in error["message"]) == ("blobs of default", True)
+    cli("doctor", "monday.db", "--blobs", "team.db-blobs")
+    assert not (folder / "monday.db-blobs").exists()
 
 
 def test_tidy_seals_and_sweeps(cli: Cli) -> None:

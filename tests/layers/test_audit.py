@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast import AuditRecord, Damaged, InvalidInput, ManualClock, Redaction, Space, Store, set_
+from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
 from holdfast.engine import Batch, ChangeSet, Delete, Page, Put, cursor_at
 from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, Segment, pressed
@@ -50,6 +52,57 @@ async def test_every_mutation_is_recorded_with_who_what_and_when(
     ]
     assert records[0].request_id == "r-1"
     assert records[1].at - records[0].at == 1000
+
+
+async def test_a_window_of_time_may_be_given_as_people_have_it(space: Space, clock: ManualClock) -> None:
+    await space.records.set("k", "old")
+    clock.advance("1h")
+    began = as_datetime(clock.now_ms())
+    await space.records.set("k", "new")
+    clock.advance("10m")
+    for since in (began, began.isoformat(), "30m", timedelta(minutes=30), clock.now_ms() - 600_000):
+        assert [record.value for record in await all_records(space, since=since)] == ["new"], since
+        assert [record.value for record in await all_records(space, until=since)] == ["old"], since
+    assert len(await all_records(space, since="2h")) == 2
+    zoned = began.astimezone(timezone(timedelta(hours=5)))
+    assert [record.value for record in await all_records(space, since=zoned)] == ["new"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"since": None},
+        {"since": True},
+        {"since": 1.5},
+        {"since": "yesterday"},
+        {"since": "-1h"},
+        {"until": [1]},
+        {"until": datetime(2026, 1, 31)},  # without a zone it means another instant to everybody
+        {"key": None},
+        {"key": 5},
+        {"actor": 5},
+        {"operation": b"put"},
+    ],
+    ids=repr,
+)
+async def test_a_wrong_filter_is_told_as_one(space: Space, wrong: dict[str, Any]) -> None:
+    await space.records.set("k", 1)
+    [name] = wrong
+    with pytest.raises(InvalidInput, match=name):
+        await all_records(space, **wrong)
+
+
+async def test_sealing_and_pruning_take_what_they_understand(space: Space, clock: ManualClock) -> None:
+    for share in (0, -1, 2, True, "half", None):
+        with pytest.raises(InvalidInput, match="share"):
+            await space.audit.seal(share=share)  # type: ignore[arg-type]
+    for number in range(2):
+        await space.records.set("k", number)
+        await space.audit.seal()
+        clock.advance("1h")
+    with pytest.raises(InvalidInput, match="before"):
+        await space.audit.prune("last year")
+    assert await space.audit.prune("90m") == 1
 
 
 async def test_sealed_and_unsealed_records_are_one_sequence(space: Space) -> None:
@@ -347,3 +400,55 @@ async def test_a_head_that_is_none_any_more_is_damaged(space: Space) -> None:
     await space._scope.engine.commit(space.name, Batch("intruder", (Put(HEAD, b'"gone"'),)))
     with pytest.raises(Damaged, match="somebody changed it"):
         await space.audit.verify()
+
+
+# --- a look that must not take long ---
+
+
+async def chained(space: Space, segments: int) -> None:
+    for number in range(segments):
+        await space.records.set("k", number)
+        await space.audit.seal()
+
+
+async def test_the_newest_segments_alone_can_be_verified(space: Space) -> None:
+    await chained(space, 5)
+    whole, end = await space.audit.verify(), await space.audit.verify(newest=2)
+    assert whole.sound
+    assert end.sound
+    assert (whole.segments, end.segments, end.records) == (5, 2, 2)
+    assert (end.upto, end.hash) == (whole.upto, whole.hash)
+    assert whole.after == 0 < end.after < end.upto
+    assert await space.audit.verify(newest=5) == whole
+
+
+async def test_a_change_among_the_newest_segments_is_found_and_an_older_one_is_left_to_the_whole_look(
+    space: Space,
+) -> None:
+    await chained(space, 5)
+    keys = await segment_keys(space)
+    await rewrite(space, keys[0], lambda segment: segment["records"][0].update(actor="nobody"))
+    assert (await space.audit.verify(newest=2)).sound
+    assert not (await space.audit.verify()).sound
+    await rewrite(space, keys[3], lambda segment: segment["records"][0].update(actor="nobody"))
+    assert any("changed after it was sealed" in problem for problem in (await space.audit.verify(newest=2)).problems)
+
+
+async def test_a_gap_among_the_newest_segments_is_found(space: Space) -> None:
+    await chained(space, 5)
+    keys = await segment_keys(space)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[3]),)))
+    assert not (await space.audit.verify(newest=3)).sound
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[4]),)))
+    assert not (await space.audit.verify(newest=2)).sound
+
+
+async def test_what_is_not_sealed_is_counted_only_as_far_as_a_short_look_goes(space: Space) -> None:
+    await chained(space, 1)
+    for number in range(SEGMENT_RECORDS_MAX + 10):
+        await space.records.set("k", number)
+    assert (await space.audit.verify()).unsealed == SEGMENT_RECORDS_MAX + 10
+    assert (await space.audit.verify(newest=1)).unsealed == SEGMENT_RECORDS_MAX
+    for wrong in (0, -1, True, "2", 1.5):
+        with pytest.raises(InvalidInput, match="newest"):
+            await space.audit.verify(newest=wrong)  # type: ignore[arg-type]

@@ -53,6 +53,18 @@ async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
     assert await everything(space) == before
 
 
+@pytest.mark.parametrize("prefix", [None, 0, False, b"", [], 5, "nul\0", "x" * 513], ids=lambda each: repr(each)[:20])
+async def test_a_bad_prefix_is_refused_everywhere(space: Space, prefix: Any) -> None:
+    await space.records.set("k", 1)
+    with pytest.raises(InvalidInput, match="prefix"):
+        await space.records.keys(prefix)
+    with pytest.raises(InvalidInput, match="prefix"):
+        await anext(space.records.scan(prefix))
+    with pytest.raises(InvalidInput, match="prefix"):
+        await anext(space.watch(prefix, live=False))
+    assert await space.records.keys("") == ["k"]
+
+
 @pytest.mark.parametrize(
     "key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"]
 )
@@ -153,6 +165,50 @@ def test_a_bad_retention_is_refused() -> None:
         Retention(durable={"mine": {"default": "0s"}})
 
 
+async def test_a_key_that_slashes_make_too_long_is_told_as_it_was_written(space: Space) -> None:
+    key = "orders/" + "a/" * 250
+    watched = "/" * 500
+    for call in (
+        lambda: space.records.append_to_list(key, 1),
+        lambda: space.records.add_to_set(key, 1),
+        lambda: space.records.append_to_list("orders/" + "/" * 322, 1),  # room for the list, and none for an item
+        lambda: anext(space.watch(watched)),
+    ):
+        with pytest.raises(
+            InvalidInput, match=r"^key '(orders/)?[a/]+\.\.\.' is too long: .* takes three bytes"
+        ) as caught:
+            await call()
+        assert "%" not in str(caught.value).replace("'%'", "")
+        assert len(str(caught.value)) < 250
+    assert await space.records.keys() == []
+
+
+# --- names and durations ---
+
+
+@pytest.mark.parametrize(
+    "name", ["", "_x", "..", ".x", "-x", "a/b", "x" * 129, None, 5], ids=lambda each: repr(each)[:20]
+)
+async def test_a_space_is_refused_by_a_rule_that_its_name_breaks(store: Store, name: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"1 to 128 letters.*of which the first is a letter or a digit"):
+        store.space(name)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a.b", "x" * 129, None, 5], ids=lambda each: repr(each)[:20])
+async def test_agents_and_instances_are_refused_by_their_own_names(store: Store, name: Any) -> None:
+    if name is not None:
+        with pytest.raises(InvalidInput, match=r"^an agent's name is 1 to 128 .* the first is no '-'"):
+            store.space("s", agent=name)
+    with pytest.raises(InvalidInput, match=r"^an instance is 1 to 128 "):
+        store.space("s", instance=name)
+
+
+@pytest.mark.parametrize("ttl", ["-5m", " -1h", "-0.5", "0s", -5, timedelta(minutes=-5)], ids=repr)
+async def test_a_duration_that_is_not_positive_is_told_as_that(space: Space, ttl: Any) -> None:
+    with pytest.raises(InvalidInput, match="must be more than zero"):
+        await space.records.set("k", 1, ttl=ttl)
+
+
 # --- stores ---
 
 
@@ -168,6 +224,89 @@ async def refused(url: Any, kind: type[Error]) -> str:
 )
 async def test_a_wrong_url_is_refused(url: Any) -> None:
     await refused(url, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        (":memory:", "'memory:'"),
+        ("memory", "'memory:'"),
+        ("Memory", "'memory:'"),
+        ("MEMORY:", "memory:"),
+        ("sqlite::memory:", "'memory:'"),
+        ("sqlite:///:memory:", "'memory:'"),
+        ("file:x.db", "path alone"),
+        ("file:///tmp/x.db", "path alone"),
+        ("foo:bar", "./foo:…"),
+        ("localhost:7420", "holdfast://HOST:PORT"),
+        ("Redis://ann:hunter2@host", "redis:"),
+        ("sqlite:x.db?mode=ro", "'?mode=…'"),
+        ("resident:x.db?cache=shared&mode=ro", "'?cache=…'"),
+        ("x" * 5000, "5,000 bytes long"),
+        ("\ud800.db", "not valid Unicode"),
+        ("a/" * 3000 + "x.db", "bytes long"),
+        ("x" * 250, "bytes long"),  # the file alone would fit, and what is kept beside it would not
+    ],
+    ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode(),
+)
+async def test_a_url_that_is_none_makes_no_file_and_says_what_was_probably_meant(
+    url: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = await refused(url, InvalidInput)
+    assert meant in message
+    assert "hunter2" not in message
+    assert len(message) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["foo:bar", "memory", ":memory:", "what?mode=ro"])
+async def test_a_file_may_have_any_name_where_it_is_named_as_a_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (f"./{name}", Path(name), tmp_path / name, f"{tmp_path}/{name}"):
+        async with holdfast.open(url) as store:
+            await store.space("s").records.increment("n")
+    async with holdfast.open(Path(name)) as store:
+        assert await store.space("s").records.get("n") == 4
+    async with holdfast.open(Path(name)) as store:
+        await store.backup(tmp_path / "copy?mode=ro")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == "" and "-" not in path.name) == sorted(
+        [name, "copy?mode=ro"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clock", 5),
+        ("clock", 0),
+        ("retention", {}),
+        ("retention", {"durable": {}}),
+        ("redact", {}),
+        ("redact", []),
+        ("redact", ["password"]),
+        ("blobs", 5),
+        ("blobs", ""),
+        ("blobs", "a\0b"),
+        ("blobs", b"folder"),
+        ("blobs", "\ud800"),
+        ("blobs", "x" * 5000),
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_of_a_store_is_refused_at_once(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"clock|retention|redact|blobs"):
+        holdfast.open("memory:", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "target", [None, 5, "", b"x.db", "a\0b", "\ud800.db", "x" * 5000], ids=lambda each: repr(each)[:20]
+)
+async def test_a_wrong_target_of_a_backup_is_refused(store: Store, target: Any) -> None:
+    with pytest.raises(InvalidInput, match="backup"):
+        await store.backup(target)
 
 
 async def test_an_unknown_scheme_names_the_ways_that_exist() -> None:

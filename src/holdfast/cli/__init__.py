@@ -6,7 +6,7 @@ help, are typer's (`guidance.py`). `session.py` finds and opens the store, `outp
 everything that is read from a person.
 
 This module is the boundary: whatever happens becomes an exit code, and one sentence on stderr when it is an error. 0 is
-success, 2 a wrong call, 130 Ctrl-C, 141 a reader that went away; every error of the library has its own (`errors.py`).
+success, 2 a wrong call, 74 an output that could not be written, 130 Ctrl-C, 141 a reader that went away; every error of the library has its own (`errors.py`).
 With --json the sentence is {"error": code, "message": sentence}. A traceback is never shown, unless HOLDFAST_DEBUG is set.
 """
 

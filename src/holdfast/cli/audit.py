@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from holdfast.cli import output, values
 from holdfast.cli.command import Option, command, group, topic
 from holdfast.cli.session import Session
-from holdfast.clock import SystemClock, as_datetime
-from holdfast.errors import Damaged, NotFound
+from holdfast.clock import SystemClock, as_datetime, instant_ms
+from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.keys import escape
 from holdfast.layers.audit import Audit, AuditRecord
 from holdfast.layers.redaction import Redaction
@@ -62,13 +62,16 @@ async def audit(
       holdfast audit verify
     """
     prefixes = () if key is None else (key, f"records/{key}", f"lists/{escape(key)}", f"sets/{escape(key)}")
-    window: dict[str, Any] = {
-        "since": values.instant_ms(since, "--since") or 0,
-        "until": values.instant_ms(until, "--until"),
+    now_ms = SystemClock().now_ms()
+    window = {
+        name: instant_ms(text, now_ms, name=f"--{name}")
+        for name, text in (("since", since), ("until", until))
+        if text is not None
     }
     limit = values.count(count)
     async with _audit(session, system=system) as found:
-        records = found.records(actor=actor, operation=operation, outcome=outcome, follow=follow, **window)
+        told_of: dict[str, Any] = {"actor": actor, "operation": operation, "outcome": outcome, **window}
+        records = found.records(follow=follow, **told_of)
         newest: deque[AuditRecord] = deque(maxlen=limit)
         told = 0
         async for record in records:
@@ -93,19 +96,25 @@ async def verify(
     expect: Annotated[
         str | None, Option(metavar="HASH", help="A head hash noted earlier; it must still be in the chain.")
     ] = None,
+    no_seal: Annotated[bool, Option("--no-seal", help="Only look: seal nothing before.")] = False,
 ) -> None:
     """Prove that nobody changed the audit.
 
-    Recomputes the chain of hashes, and compares it with what the feed still tells. Note the head hash elsewhere, and give it to --expect next time: then not even somebody who rewrites the whole store
-    goes unnoticed. When the audit is not sound the exit code is 18.
+    Recomputes the chain of hashes, and compares it with what the feed still tells. What is not sealed yet is sealed first, unless a keeper does that, and after what is sealed was found sound; with --no-seal it is counted as unsealed: it is in the feed, and no hash covers it yet. Note the head hash elsewhere, and give it to --expect next time: then not even somebody who rewrites the whole store goes unnoticed. When the audit is not sound the exit code is 18.
 
     \b
     Example:
       holdfast audit verify
       holdfast audit verify --expect "$(cat head)"
     """
-    async with _audit(session) as found:
+    async with session.store() as store:
+        found = await _of_space(session, store)
         result = await found.verify(expect)
+        # In this order: sealing adds to the chain, and somebody who looks for what is wrong with it wants it as it was.
+        if result.sound and result.unsealed and store.identity is None and not no_seal:
+            with suppress(Unavailable):  # a full disk, say: what is sealed is sound all the same, and the rest is told
+                await found.seal()
+            result = await found.verify(expect)
     if session.json:
         output.json_line({"sound": result.sound, **output.plain(result)})
     else:
@@ -113,11 +122,17 @@ async def verify(
         output.line(f"head      {result.hash}")
         output.line(f"segments  {result.segments}")
         output.line(f"records   {result.records}")
+        if result.unsealed:
+            output.line(f"unsealed  {result.unsealed}: no hash covers them yet; {_sealer(store)}")
         for problem in result.problems:
             output.line(f"problem   {output.shown(problem)}")
     output.flush()
     if not result.sound:
         raise Damaged(f"the audit of space {session.space_name!r} is not sound: {len(result.problems)} problem(s)")
+
+
+def _sealer(store: Store) -> str:
+    return "holdfast tidy seals them" if store.identity is None else "the keeper seals them in a few seconds"
 
 
 @command(commands)
@@ -138,13 +153,14 @@ async def seal(session: Session) -> None:
 @asynccontextmanager
 async def _audit(session: Session, *, system: bool = False) -> AsyncIterator[Audit]:
     async with session.store() as store:
-        if system:
-            yield audit_of(store, SYSTEM_SPACE)
-        else:
-            space = store.space(session.space_in(store), agent=session.agent_in(store))
-            if not await store.engine.spaces(space.name):
-                raise NotFound(f"there is no space {space.name!r}")
-            yield space.audit
+        yield audit_of(store, SYSTEM_SPACE) if system else await _of_space(session, store)
+
+
+async def _of_space(session: Session, store: Store) -> Audit:
+    space = store.space(session.space_in(store), agent=session.agent_in(store))
+    if not await store.engine.spaces(space.name):
+        raise NotFound(f"there is no space {space.name!r}")
+    return space.audit
 
 
 def audit_of(store: Store, space: str) -> Audit:

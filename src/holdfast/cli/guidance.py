@@ -46,7 +46,7 @@ def _holdfast(ctx: typer.Context, version: bool, **common: Any) -> None:
       holdfast watch orders/ --json | jq .value
 
     The options below may also stand after the command. Exit codes: 0 done, 2 wrong call, 3 conflict, 4 not found,
-    14 unavailable, 18 damaged, 130 interrupted; docs/errors.md has them all.
+    14 unavailable, 18 damaged, 74 done but not printed, 130 interrupted; docs/errors.md has them all.
     """
     ctx.obj = Session().refined(*(common[name] for name in COMMON))
     if version:

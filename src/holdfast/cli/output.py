@@ -23,8 +23,31 @@ SHOWN_MAX: Final = 200
 """Characters of a value that a line for people shows."""
 
 
+OUTPUT_FAILED: Final = 74
+"""What a command ends with whose output found no place; sysexits.h knows it as EX_IOERR."""
+
+
 class PipeClosed(Exception):
     """Whoever read our output has gone."""
+
+
+class OutputFailed(OSError):
+    """What was printed could not be written. It says nothing of the store: the command may be done, and repeated it counts twice."""
+
+    is_done = False
+    """Whether the command had come to its end."""
+
+
+class _Outlet(io.FileIO):
+    """Where stdout leaves. Below everything that prints, so that a failure here is never taken for one of the store."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            raise OutputFailed(exc.errno, exc.strerror) from exc
 
 
 def prepare() -> None:
@@ -34,9 +57,11 @@ def prepare() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            encoding = stream.encoding if stream.isatty() else "utf-8"
-            if name == "stdout" and isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: a system call a line
-                setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, "backslashreplace"))
+            is_tty = stream.isatty()
+            encoding = stream.encoding if is_tty else "utf-8"
+            if name == "stdout" and isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO):
+                buffer = io.BufferedWriter(_Outlet(stream.fileno(), "wb", closefd=False))  # also with PYTHONUNBUFFERED
+                sys.stdout = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=is_tty)
             else:
                 stream.reconfigure(encoding=encoding, errors="backslashreplace", write_through=False)
 
@@ -46,7 +71,11 @@ def piping() -> Iterator[None]:
     """What is printed inside has left when it ends; a reader that went away is PipeClosed."""
     try:
         yield
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OutputFailed as exc:
+            exc.is_done = True
+            raise
     except BrokenPipeError as exc:
         raise PipeClosed from exc
 
@@ -104,8 +133,9 @@ def flush() -> None:
 
 def note(text: str, json: bool) -> None:
     """Something the user should know, beside the output."""
-    sys.stderr.write((as_json({"note": text}) if json else f"holdfast: {text}") + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # who cannot hear it still wants the command done
+        sys.stderr.write((as_json({"note": text}) if json else f"holdfast: {text}") + "\n")
+        sys.stderr.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -216,11 +246,19 @@ def _judged(exc: Exception) -> tuple[str, int, str]:
         context = getattr(exc, "ctx", None)
         hint = f" See: {context.command_path} --help" if context is not None else ""
         return InvalidInput.code, InvalidInput.exit_code, _sentence(exc.format_message()) + hint
+    if isinstance(exc, OutputFailed):
+        silence()  # it must not fail again
+        return "output_failed", OUTPUT_FAILED, f"the output could not be written ({exc.strerror}); {_rest(exc)}"
     if isinstance(exc, OSError):
-        silence()  # if it was the output that failed, it must not fail again
         where = f"{exc.filename}: " if exc.filename else ""
         return Unavailable.code, Unavailable.exit_code, f"{where}{exc.strerror or exc}"
     return Error.code, Error.exit_code, f"unexpected {type(exc).__name__}: {exc} (HOLDFAST_DEBUG=1 shows where)"
+
+
+def _rest(exc: OutputFailed) -> str:
+    if exc.is_done:
+        return "the command itself was done, and need not be repeated for that"
+    return "the command ended there, and what it had done until then stays done: look before you repeat it"
 
 
 def _sentence(text: str) -> str:

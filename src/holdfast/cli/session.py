@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.engines.registry import KEEPERS, split_url
+from holdfast.engines.registry import file_of as file_of
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
@@ -67,6 +68,8 @@ class Session(msgspec.Struct, frozen=True):
 
     @property
     def _named_agent(self) -> str | None:
+        if self.given_agent == "":
+            raise InvalidInput("--agent is empty; name an agent, or leave it out")
         return _chosen(self.given_agent, "HOLDFAST_AGENT")
 
     def agent_in(self, store: Store) -> str:
@@ -143,13 +146,19 @@ class Session(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def opened(
-    url: str, *, create: bool = False, json: bool = False, token: str | None = None, background: bool = False
+    url: str,
+    *,
+    create: bool = False,
+    json: bool = False,
+    token: str | None = None,
+    background: bool = False,
+    blobs: str | None = None,
 ) -> AsyncIterator[Store]:
     """A store, mostly without background work: a command does one thing and ends."""
     path = file_of(url)
     if path is not None and not create and not path.exists():
         raise NotFound(f"there is no store at {path}; the first write, such as holdfast set, makes one")
-    async with open(url, durability=None, background=background, token=token) as store:
+    async with open(url, durability=None, background=background, token=token, blobs=blobs) as store:
         if split_url(url)[0] == "memory":
             output.note("a memory: store begins empty and ends with this command", json)
         yield store
@@ -162,17 +171,6 @@ def check_admin(store: Store, what: str) -> None:
         raise AccessDenied(
             f"{what} is for administrators; this token is that of {who.agent!r}, {who.role} in {who.space!r}"
         )
-
-
-def file_of(url: str) -> Path | None:
-    """The file a URL names, if it names one."""
-    scheme, rest = split_url(url)
-    if scheme not in ("sqlite", "resident"):
-        return None
-    path = rest.removeprefix("//")
-    if "\0" in path:
-        raise InvalidInput(f"{url!r} is not a path of a store's file")
-    return Path(path).expanduser().absolute()
 
 
 def default_store() -> Path:

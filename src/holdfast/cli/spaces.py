@@ -25,7 +25,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="The space's name.", show_de
 async def spaces(session: Session) -> None:
     """List the spaces, or create and drop one.
 
-    A line has the name, durability, revision, keys and bytes. A list or set counts as one key; bytes count everything the space keeps, its audit included.
+    A line has the name, durability, revision, keys and bytes. A list or set counts as one key; bytes count everything the space keeps, its audit included. What has expired is counted until it is swept, which a program that has the store open does at once, and else the next write or holdfast tidy; nobody can read it meanwhile.
 
     \b
     Example:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import SystemClock, duration_ms
+from holdfast.clock import duration_ms
 from holdfast.engine import VALUE_BYTES_MAX
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.records import ITEMS_MAX
@@ -124,24 +123,6 @@ def wait(text: str) -> str | int:
         return 0
     duration_ms(text, name="wait")
     return text
-
-
-def instant_ms(text: str | None, name: str) -> int | None:
-    """An ISO 8601 time (UTC unless it says otherwise), or a duration ago, as milliseconds since 1970."""
-    if text is None:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    else:
-        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
-    try:
-        return SystemClock().now_ms() - duration_ms(text, name=name)
-    except InvalidInput:
-        raise InvalidInput(
-            f"{name} {text!r} is neither a time such as 2026-01-31T08:00:00Z nor a duration ago such as 90s, 5m, 1h, 7d"
-        ) from None
 
 
 def confirmed(question: str) -> bool:

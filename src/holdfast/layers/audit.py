@@ -3,7 +3,7 @@
 Every commit is in the feed already. The sealer, off the commit path, turns the feed into audit records (secrets
 redacted), packs them into segments and chains the segments by hash:
 
-    audit/log/<first version>   {"after", "upto", "previous", "records": […], "hash"}
+    audit/log/<last version>    {"after", "upto", "previous", "records": […], "hash"}
     audit/head                  {"cursor", "hash", "segments", "records"}    where the sealer stands; moves with each segment
     audit/anchor                {"upto", "hash", "segments"}                  what pruning left of the beginning
     audit/notes/<id>            a denial or an audited read, appended by whoever refused or read; sealed like a commit
@@ -24,8 +24,10 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from holdfast.clock import Instant, instant_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import (
+    SCAN_MAX,
     SYSTEM_ACTOR,
     Batch,
     Change,
@@ -118,6 +120,8 @@ class Verification(msgspec.Struct, frozen=True):
     problems: list[str]
     unsealed: int = 0
     """Records in the feed that the sealer has not reached yet."""
+    after: int = 0
+    """What is older was not looked at: it was pruned, or only the newest segments were asked for."""
 
     @property
     def sound(self) -> bool:
@@ -165,14 +169,21 @@ class Audit:
         key: str = "",
         operation: str | None = None,
         outcome: str | None = None,
-        since: int = 0,
-        until: int | None = None,
+        since: Instant = 0,
+        until: Instant | None = None,
         follow: bool = False,
     ) -> AsyncIterator[AuditRecord]:
-        """The records in order, sealed and not yet sealed ones. `key` is a prefix, times are milliseconds since 1970.
+        """The records in order, sealed and not yet sealed ones. `key` is a prefix.
 
-        With `follow` it goes on with what happens from then on.
+        `since` and `until` are a datetime, a time or a duration ago as text ("1h"), or milliseconds since 1970. With `follow` it
+        goes on with what happens from then on.
         """
+        now_ms = self._scope.clock.now_ms()
+        since = instant_ms(since, now_ms, name="since")
+        until = None if until is None else instant_ms(until, now_ms, name="until")
+        for name, given in (("actor", actor), ("key", key), ("operation", operation)):
+            if not isinstance(given, str) and (given is not None or name == "key"):
+                raise InvalidInput(f"{name} must be text, not {given!r:.60}")
         if outcome is not None and outcome not in get_args(Outcome):
             raise InvalidInput(f"an outcome is one of {', '.join(get_args(Outcome))}, not {outcome!r:.60}")
         upto = 0
@@ -203,6 +214,8 @@ class Audit:
         With a `share` below 1 it takes only that part of the time while others commit, so that they hardly notice it; the more, the
         longer it has been falling behind.
         """
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise InvalidInput(f"share must be a part of the time, more than 0 and at most 1, not {share!r:.60}")
         loop = asyncio.get_running_loop()
         consumer = Consumer(self._engine, self._space, HEAD)
         found = await self._engine.spaces(self._space)
@@ -254,7 +267,7 @@ class Audit:
         sealed = {**msgspec.structs.asdict(segment), "records": msgspec.Raw(told), "hash": hash}
         await consumer.advance(
             cursor_at(segment.upto),
-            Put(f"{LOG}{segment.upto:019d}", encode(sealed, known=True)),
+            Put(_key_of(segment.upto), encode(sealed, known=True)),
             hash=hash,
             segments=segments + 1,
             records=records + len(segment.records),
@@ -266,8 +279,9 @@ class Audit:
 
     # --- pruning and checking ---
 
-    async def prune(self, before: int) -> int:
-        """Remove segments sealed before an instant (milliseconds); the anchor keeps the hash the rest hangs on."""
+    async def prune(self, before: Instant) -> int:
+        """Remove segments sealed before an instant, given as for `records`; the anchor keeps the hash the rest hangs on."""
+        before = instant_ms(before, self._scope.clock.now_ms(), name="before")
         pruned = 0
         while True:
             page = await self._engine.scan(self._space, LOG, limit=PRUNE_MAX)
@@ -287,17 +301,20 @@ class Audit:
             await anchor.advance(cursor_at(last.upto), *removals, hash=last.hash, segments=count)
             pruned += len(old)
 
-    async def verify(self, expect: str | None = None) -> Verification:
+    async def verify(self, expect: str | None = None, *, newest: int | None = None) -> Verification:
         """Recompute the chain from its beginning, or from what pruning left, to the head.
 
-        `expect` is a head hash noted earlier: it must still be part of the chain.
+        `expect` is a head hash noted earlier: it must still be part of the chain. With `newest` only so many segments are
+        looked at, from the end, and of what is not sealed yet as many records as they hold: for a look that must not take long.
         """
+        if newest is not None and (type(newest) is not int or not 0 < newest < SCAN_MAX):
+            raise InvalidInput(f"newest must be a number of segments below {SCAN_MAX:,}, not {newest!r:.60}")
         while True:
             anchor, floor = Consumer(self._engine, self._space, ANCHOR), await self._floor()
             await anchor.load()
             pruned = anchor.version
             try:
-                verification = await self._verified(anchor, expect)
+                verification = await self._verified(anchor, expect, newest)
             except Compacted:
                 if floor == await self._floor():
                     raise
@@ -306,17 +323,20 @@ class Audit:
             if anchor.version == pruned:  # otherwise the beginning was pruned while it was read
                 return verification
 
-    async def _verified(self, anchor: Consumer, expect: str | None) -> Verification:
+    async def _verified(self, anchor: Consumer, expect: str | None, newest: int | None) -> Verification:
         """What a look at the chain finds, from the anchor to where the head stands as it begins: sealing goes on meanwhile."""
         head = Consumer(self._engine, self._space, HEAD)
         sealed = stands = cursor_revision(await head.load())
         goal = str(head.state.get("hash", GENESIS))
         start = upto = cursor_revision(str(anchor.state.get("cursor", cursor_at(0))))
         previous = str(anchor.state.get("hash", GENESIS))
+        base = None if newest is None else await self._before(newest)
+        if base is not None:
+            start, upto, previous = base.upto, base.upto, base.hash
         problems: list[str] = []
         seen = {previous}
         segments = records = 0
-        async for segment in self._segments():
+        async for segment in self._segments(base):
             if segment.upto > sealed:
                 sealed = cursor_revision(await head.load())
                 if segment.upto > sealed:  # nobody has sealed it
@@ -337,24 +357,33 @@ class Audit:
             )
         if expect is not None and expect not in seen:
             problems.append(f"hash {expect} is not part of this chain")
-        differing, unsealed = await self._compare_with_feed(start)
-        return Verification(segments, records, upto, previous, problems + differing, unsealed)
+        at_most = None if newest is None else newest * SEGMENT_RECORDS_MAX
+        differing, unsealed = await self._compare_with_feed(start, base, at_most)
+        return Verification(segments, records, upto, previous, problems + differing, unsealed, start)
 
-    async def _compare_with_feed(self, pruned: int) -> tuple[list[str], int]:
+    async def _before(self, newest: int) -> Segment | None:
+        """The segment that the newest so many hang on; None when there are no more than these."""
+        page = await self._engine.scan(self._space, LOG, limit=newest + 1, reverse=True)
+        is_all = not page.more and len(page.entries) <= newest
+        return None if is_all else _segment(page.entries[-1])
+
+    async def _compare_with_feed(self, start: int, base: Segment | None, at_most: int | None) -> tuple[list[str], int]:
         """What the feed still tells must be what was sealed; both are read in order, side by side.
 
         Values, members of sets among them, are left out of the comparison: what counts as secret may have changed since, and
-        the chain covers them.
+        the chain covers them. Of what is not sealed about `at_most` records are counted.
         """
         problems: list[str] = []
         unsealed = 0
-        upto, sealed = await self.sealed_upto(), self._sealed_by_version()
+        upto, sealed = await self.sealed_upto(), self._sealed_by_version(base)
         at = await anext(sealed, None)
-        start = max(pruned, await self._floor())
+        start = max(start, await self._floor())
         async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
             told = self._told(commit)
             if commit.version > upto:
                 unsealed += len(told)
+                if at_most is not None and unsealed >= at_most:
+                    break
             elif told:
                 while at is not None and at[0] < commit.version:
                     at = await anext(sealed, None)
@@ -362,8 +391,8 @@ class Audit:
                     problems.append(f"version {commit.version} was sealed differently from what the feed tells")
         return problems[:PROBLEMS_MAX], unsealed
 
-    async def _sealed_by_version(self) -> AsyncIterator[tuple[int, list[AuditRecord]]]:
-        async for segment in self._segments():
+    async def _sealed_by_version(self, base: Segment | None) -> AsyncIterator[tuple[int, list[AuditRecord]]]:
+        async for segment in self._segments(base):
             for version, records in groupby(segment.records, key=lambda record: record.version):
                 yield version, [_without_value(record) for record in records]
 
@@ -373,8 +402,9 @@ class Audit:
         found = await self._engine.spaces(self._space)
         return found[0].feed_floor if found else 0
 
-    async def _segments(self) -> AsyncIterator[Segment]:
-        after: str | None = None
+    async def _segments(self, base: Segment | None = None) -> AsyncIterator[Segment]:
+        """The segments behind one of them, or all."""
+        after = None if base is None else _key_of(base.upto)
         while True:
             page = await self._engine.scan(self._space, LOG, after=after, limit=PRUNE_MAX)
             for entry in page.entries:
@@ -444,6 +474,11 @@ class Audit:
             value,
             change.size,
         )
+
+
+def _key_of(upto: int) -> str:
+    """Where the segment is that ends with a revision."""
+    return f"{LOG}{upto:019d}"
 
 
 def _without_value(record: AuditRecord) -> AuditRecord:

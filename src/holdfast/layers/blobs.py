@@ -114,8 +114,9 @@ class Blobs:
         self._engine = engine
         self._space = space
         self._actor = actor
-        self._root = Path(os.path.abspath(root))
-        self._home = self._root / _folder_name(space)
+        self.root = Path(os.path.abspath(root))
+        """The folder of the store's blobs; a space has one of its own in it."""
+        self._home = self.root / _folder_name(space)
         self._uploads = self._home / "uploads"
         self._clock = clock
         self._durable: set[Path] = set()
@@ -247,6 +248,17 @@ class Blobs:
         finally:
             reader.close()
 
+    async def check(self, ref: BlobRef, *, content: bool = True) -> None:
+        """NotFound or Damaged where a blob is not what was put. Without `content` only its file and size are looked at."""
+        _check_ref(ref)
+        reader = _Reader(self._path(ref.sha256), ref)
+        try:
+            await self._io(reader.read, 0)
+            while content and reader.left:
+                await self._io(reader.read, CHUNK_BYTES)
+        finally:
+            reader.close()
+
     # --- sweeping ---
 
     async def sweep(self, grace: Duration = "1h") -> SweepReport:
@@ -329,9 +341,9 @@ class Blobs:
 
     def _refuse(self, exc: OSError) -> NoReturn:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"the disk that holds {self._root} is full; free some space and repeat the call") from exc
+            raise StorageFull(f"the disk that holds {self.root} is full; free some space and repeat the call") from exc
         raise Unavailable(
-            f"the blob folder {self._root} cannot be used: {exc.strerror or exc}. It must be a folder on a working disk "
+            f"the blob folder {self.root} cannot be used: {exc.strerror or exc}. It must be a folder on a working disk "
             "that this user may read and write"
         ) from exc
 
@@ -356,9 +368,9 @@ class Blobs:
         folder.mkdir(parents=True, exist_ok=True)
         if folder not in self._durable:  # once a process: whoever made it may have died before its name was durable
             _fsync_folder(folder.parent)
-            _fsync_folder(self._root)
+            _fsync_folder(self.root)
             with suppress(PermissionError):  # the parent of the root need not be ours to read
-                _fsync_folder(self._root.parent)
+                _fsync_folder(self.root.parent)
             self._durable.add(folder)
 
 
@@ -531,6 +543,11 @@ def _folder_name(space: str) -> str:
         c if c in "abcdefghijklmnopqrstuvwxyz0123456789_-" else f"%{ord(c):x}." for c in check_name(space, "space")
     )
     return name if len(name) <= FOLDER_NAME_MAX else "=" + hashlib.sha256(space.encode()).hexdigest()
+
+
+def is_blob(sha256: str, size: int) -> bool:
+    """Whether a blob can have this name and size; no library makes another, and a client may."""
+    return _SHA256.fullmatch(sha256) is not None and 0 <= size <= BLOB_BYTES_MAX
 
 
 def _check_ref(ref: BlobRef) -> None:
