@@ -294,7 +294,7 @@ async def test_a_file_may_have_any_name_where_it_is_named_as_a_path(
         ("blobs", "\ud800"),
         ("blobs", "x" * 5000),
     ],
-    ids=repr,
+    ids=lambda each: repr(each)[:20],
 )
 def test_a_wrong_option_of_a_store_is_refused_at_once(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"clock|retention|redact|blobs"):
