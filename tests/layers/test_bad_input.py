@@ -354,3 +354,24 @@ async def test_a_store_that_is_not_open_or_closed_says_so(tmp_path: Path) -> Non
     for call in (space.records.get("k"), space.records.set("k", 1), space.records.keys()):
         with pytest.raises(Unavailable, match="closed"):
             await call
+
+
+async def test_what_is_no_list_of_keys_no_page_no_type_and_no_number_of_attempts_is_refused(space: Space) -> None:
+    async def nothing(tx: object) -> None:
+        pass
+
+    async def all_of(page: Any) -> list[Any]:
+        return [each async for each in space.records.scan(page=page)]
+
+    for keys in (None, "abc", 5):
+        with pytest.raises(InvalidInput, match="a list of keys"):
+            await space.records.get_many(keys)  # type: ignore[arg-type]
+    for page in ("x", 0, None, True):
+        with pytest.raises(InvalidInput, match="a page has"):
+            await all_of(page)
+    for attempts in ("x", 0, 1.5):
+        with pytest.raises(InvalidInput, match="attempts must be"):
+            await space.transact(nothing, attempts=attempts)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="must not be empty"):
+        await space.records.set("k", 1, type="")
+    assert await space.records.keys() == []

@@ -229,7 +229,7 @@ class Document:
         element = SOLE if self.mode == "reject" else self._scope.instance if instance is None else instance
         check_agent(owner)
         if element != SOLE:
-            check_agent(element)
+            check_agent(element, what="an instance")
         section = f"{owner}/{element}"
         given = checked_inputs({} if inputs is None else inputs)
         value = {

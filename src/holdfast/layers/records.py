@@ -144,6 +144,8 @@ class Records:
         self, keys: Iterable[str], *, as_type: type[Any] | None = None, consistency: Consistency = "strong"
     ) -> dict[str, Any]:
         """The values of those keys that exist, from one snapshot. Lists and sets are no values; they are left out."""
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise InvalidInput(f"get_many takes a list of keys, not {keys!r:.60}")
         names = Items(keys)
         if len(names) > GET_MANY_MAX:
             raise InvalidInput(f"get_many reads at most {GET_MANY_MAX:,} keys at once, not {len(names):,}")
@@ -172,6 +174,8 @@ class Records:
         """
         root = RECORDS.root + check_prefix(prefix)
         after = None if after is None else record_key(after)
+        if type(page) is not int or page < 1:
+            raise InvalidInput(f"a page has at least 1 record, not {page!r:.60}")
         while True:
             found = await self._engine.scan(self._space, root, after=after, limit=min(page, SCAN_MAX), reverse=reverse)
             for entry in found.entries:
@@ -211,10 +215,10 @@ class Records:
         request_id: str | None = None,
     ) -> int:
         """Write a value and give its version. Without a ttl it never expires, unless its type has a retention."""
-        if ttl is None and not type and not state:
+        if ttl is None and type is None and state is None:
             put = Put(record_key(key), encode(value))
         else:
-            put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state) if type or state else "")
+            put = Put(record_key(key), encode(value), optional_ms(ttl), type_tag(type, state))
             if put.tag:
                 put = await admitted(self._scope, put)
         receipt = await self._scope.send((put,), (), request_id)

@@ -129,8 +129,8 @@ async def transact(
     begin: Callable[[], Transaction], work: Callable[[Transaction], Awaitable[T]], attempts: int = ATTEMPTS_MAX
 ) -> T:
     """Run the work in a transaction until it commits; Conflict when every attempt met a change."""
-    if attempts < 1:
-        raise InvalidInput(f"attempts must be at least 1, not {attempts}")
+    if type(attempts) is not int or attempts < 1:
+        raise InvalidInput(f"attempts must be a whole number, at least 1, not {attempts!r:.60}")
     pause = PAUSE_S_FIRST
     while True:
         attempts -= 1
