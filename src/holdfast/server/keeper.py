@@ -42,6 +42,7 @@ from holdfast.server.config import Config, Tls
 from holdfast.server.door import enter
 from holdfast.server.gauges import Gauges
 from holdfast.server.http.app import make_app
+from holdfast.server.http.limits import BODY_BYTES_MAX
 from holdfast.server.http.limits import Limits as HttpLimits
 from holdfast.server.http.serving import HttpServer, serve_http
 from holdfast.server.http.tracing import current
@@ -182,8 +183,7 @@ class Keeper:
             await _bound(listen.unix, self.binary.listen_at(Path(listen.unix)))
         if listen.http is not None:
             at = listen.http
-            limits = HttpLimits(connections_max=config.limits.connections, stop_s_max=PORTS_STOP_S)
-            metrics = self.metrics.text if config.metrics.enabled else None
+            metrics, limits = self.metrics.text if config.metrics.enabled else None, http_limits_of(config)
             app = make_app(self._observed, metrics=metrics, metrics_open=config.metrics.public, limits=limits)
             self._http = await serve_http(app, host=at.host, port=at.port, tls=self._tls)
             self.http_port = self._http.port or 0
@@ -206,7 +206,7 @@ class Keeper:
         self._policy.reload(config.policies)
         self.binary.limits = limits_of(config)
         if self._http is not None:
-            self._http.limit_connections(config.limits.connections)
+            self._http.limit(http_limits_of(config))
         if config.spaces != self.config.spaces:
             self._making = asyncio.create_task(self._remake_spaces(config, self._making))
         self.config = config
@@ -318,6 +318,15 @@ def limits_of(config: Config) -> Limits:
         in_flight=limits.in_flight,
         frame_bytes=limits.frame_bytes,
         idle_s=limits.idle_ms / 1000,
+    )
+
+
+def http_limits_of(config: Config) -> HttpLimits:
+    return HttpLimits(
+        body_bytes_max=min(config.limits.frame_bytes, BODY_BYTES_MAX),
+        connections_max=config.limits.connections,
+        lock_ttl_ms=config.timeout_default_ms,
+        stop_s_max=PORTS_STOP_S,
     )
 
 

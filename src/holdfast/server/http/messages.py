@@ -34,8 +34,6 @@ from holdfast.server.http.tracing import bind
 from holdfast.space import Space
 
 KEEPER: Final = "state-keeper"
-LOCK_TTL_S: Final = 5.0
-"""Of a lock whose request names no timeout."""
 
 
 class _Told(Wire, frozen=True, tag_field="operation"):
@@ -85,10 +83,11 @@ class CompareAndSwapRequest(_Changing, frozen=True, kw_only=True, tag="CompareAn
 
 
 class LockRequest(_Told, frozen=True, kw_only=True, tag="Lock"):
-    """Answered by {guard, token, expiresAt}. `timeout` is how long it is held, `wait` how long to stand in line."""
+    """Answered by {guard, token, expiresAt}. `timeout` is how long it is held (otherwise as long as the keeper's
+    `timeout_default` says, 5 s unless it is set), `wait` how long to stand in line."""
 
     key: LockName
-    timeout: Lifetime = LOCK_TTL_S
+    timeout: Lifetime | None = None
     wait: DurationText | Zero = 0.0
 
 
@@ -267,7 +266,8 @@ async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dic
     """The reply's payload, and when it happened."""
     clock = call.port.keeper.clock
     if isinstance(payload, LockRequest):
-        ttl_ms = duration_ms(payload.timeout, name="timeout")
+        default_ms = call.port.limits.lock_ttl_ms
+        ttl_ms = default_ms if payload.timeout is None else duration_ms(payload.timeout, name="timeout")
         wanted = space.lock(payload.key, ttl=ttl_ms / 1000, wait=payload.wait)
         told = held(await acquire(call, space, wanted, id), "lock", wanted.ttl_ms)
         return {"guard": told.guard, "token": told.token, "expiresAt": told.expires_at}, _ms(told.acquired_at)
