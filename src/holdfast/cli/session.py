@@ -2,7 +2,7 @@
 
 An option wins over its environment variable, and that over the default. The default store is `.holdfast/store.db` in the
 project: the nearest folder, from here upwards, that has a `.holdfast` or a `.git`; else the folder one is in. The folder
-is made by the first command that writes, with a .gitignore in it. A command that only reads makes nothing: where there is
+is made by the first command that writes, for its user alone and with a .gitignore in it. A command that only reads makes nothing: where there is
 no store it says so, so a mistyped path does not become an empty store.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.cli import output
+from holdfast.engines.folders import make_folder
 from holdfast.engines.registry import KEEPERS, split_url
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
@@ -186,11 +187,7 @@ def default_store() -> Path:
 
 def _make_folder(folder: Path) -> None:
     try:
-        if not folder.is_dir():
-            folder.mkdir()
-            (folder / ".gitignore").write_text("*\n")
-    except FileExistsError:
-        return  # another process made it, a moment ago
+        make_folder(folder)
     except OSError as exc:
         raise Unavailable(
             f"the folder {folder} cannot be made ({exc.strerror}); name another place with --store"

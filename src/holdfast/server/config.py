@@ -29,11 +29,12 @@ import yaml
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Durability
-from holdfast.engines.registry import split_url
+from holdfast.engines.folders import make_folder
+from holdfast.engines.registry import file_of, split_url
 from holdfast.errors import Error, InvalidInput, NotFound
 from holdfast.identity import AgentNames, check_space
 from holdfast.middleware.rules import MB, AccessRule, Quota, RateLimit, Rules
-from holdfast.server.documents import BYTES_MAX, MISSING, Expected, Leaf, Reading, is_null, parse
+from holdfast.server.documents import BYTES_MAX, MISSING, Expected, InvalidDocument, Leaf, Reading, is_null, parse
 from holdfast.server.leaves import KB, Address, address, duration, pattern, positive, sized, store, unix_path, whole
 
 ROOT: Final = "state_keeper_config"
@@ -263,6 +264,26 @@ def _file(reading: Reading, path: str, name: str, folder: Path) -> str:
     if not found.is_file() or not os.access(found, os.R_OK):
         reading.wrong_at(path, f"there is no file {found} that can be read")
     return str(found)
+
+
+def make_folders(path: str | Path, config: Config) -> None:
+    """What is missing of the folders that a file names; InvalidDocument with the place of one that cannot be made."""
+    file = None if config.store is None else file_of(config.store)
+    named = "store" if config.persistence.wal_path is None else "persistence.wal_path"
+    for key, needed in ((named, file), ("listen.unix", config.listen.unix and Path(config.listen.unix))):
+        if needed:
+            try:
+                make_folder(needed.parent)
+            except OSError as exc:
+                raise _refused(Path(path), key, f"the folder {needed.parent} cannot be made: {exc.strerror}") from exc
+
+
+def _refused(path: Path, key: str, message: str) -> InvalidDocument:
+    """A value that was read and turned out to be of no use, at its place."""
+    reading = Reading(str(path), _leaves(None))
+    reading.struct(_inside_root(reading, parse(str(path), path.read_bytes())), Config)
+    reading.wrong_at(key, f"{message}; make it, or name another")
+    return InvalidDocument(reading.name, reading.problems)
 
 
 # --- following the file ---

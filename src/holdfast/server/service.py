@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware.verbs import check_verb
-from holdfast.server.config import Config, ConfigFile
+from holdfast.server.config import Config, ConfigFile, make_folders
 from holdfast.server.keeper import Keeper
 from holdfast.server.logs import Logs
 
@@ -30,9 +30,12 @@ class Service:
     """Runs a keeper until it is told to stop."""
 
     def __init__(self, settings: Config | Path) -> None:
-        self._file = ConfigFile(settings, self._changed, check_verb=check_verb) if isinstance(settings, Path) else None
-        self.config = self._file.config if self._file is not None else settings
-        assert isinstance(self.config, Config)  # noqa: S101 (a path was read just now)
+        self._file: ConfigFile | None = None
+        if isinstance(settings, Path):
+            self._file = ConfigFile(settings, self._changed, check_verb=check_verb)
+            settings = self._file.config
+            make_folders(self._file.path, settings)
+        self.config = settings
         self.keeper = Keeper(self.config)
         self._logs = Logs(self.config.log.level, self.config.log.format)
 
