@@ -322,6 +322,8 @@ class Connection(asyncio.Protocol):
             self.send(failed(id, error))
 
     def _give_up(self, error: Error) -> None:
+        if self.identity is None:
+            self.port.turned_away(self._transport, error)
         self.send(failed(0, error))
         self.close()
 

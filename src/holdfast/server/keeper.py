@@ -33,7 +33,7 @@ from holdfast.identity import Identity, Secret, check_agent
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.tokens import TokenBook, Tokens
-from holdfast.middleware.denials import DenialNotes
+from holdfast.middleware.denials import Denial, DenialNotes
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.telemetry import Observed
 from holdfast.server.backups import Backups
@@ -47,6 +47,7 @@ from holdfast.server.http.limits import Limits as HttpLimits
 from holdfast.server.http.serving import HttpServer, serve_http
 from holdfast.server.http.tracing import current
 from holdfast.server.metrics import Metrics
+from holdfast.server.refusals import PortName, Strangers, operation_of, told
 from holdfast.server.traces import Traces
 from holdfast.space import Space
 from holdfast.store import Store, open
@@ -144,7 +145,8 @@ class Keeper:
         self._parts.push_async_callback(self._book.close)
         denials = DenialNotes(engine, self.clock)
         self._parts.push_async_callback(denials.close)
-        self._policy = Policy(engine, self.clock, self.config.policies, denied=denials)
+        self._notes = denials
+        self._policy = Policy(engine, self.clock, self.config.policies, denied=self._denied)
         self._coordination = Coordination(Leases(self.clock, renew=False), engine)
         self._parts.push_async_callback(self._coordination.close)
         gauges = Gauges(self.store, self.clock)
@@ -170,6 +172,8 @@ class Keeper:
                 "executions": lambda: gauges.executions,
             },
         )
+        self._strangers = Strangers(self.clock, self.metrics.count_stranger)
+        self._parts.push_async_callback(self._strangers.close)
         self._observed = Observing(self)
         self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))
 
@@ -242,6 +246,12 @@ class Keeper:
     def _observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
         self.metrics.observe(op, outcome, seconds, count)
 
+    def _denied(self, denial: Denial) -> None:
+        """The rules have refused something."""
+        if (heard := told.get()) is not None:
+            heard.append(denial)
+        self._notes(denial)
+
     # --- what the ports ask ---
 
     @property
@@ -262,6 +272,13 @@ class Keeper:
 
     def is_valid(self, identity: Identity) -> bool:
         return self._book.is_valid(identity)
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        self._policy.tell(denial)
+        self._observe(operation_of(denial.verb), denial.code, seconds)
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        self._strangers.note(port, error, peer)
 
     def engine_for(self, identity: Identity) -> Engine:
         return enter(self._policy.engine_for(identity), identity, self)
@@ -297,6 +314,8 @@ class Observing:
         self.authenticate = keeper.authenticate
         self.is_valid = keeper.is_valid
         self.ready = keeper.ready
+        self.denied = keeper.denied
+        self.turned_away = keeper.turned_away
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper

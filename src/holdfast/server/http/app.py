@@ -25,9 +25,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.clock import elapsed_s
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
 from holdfast.identity import Identity
-from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Call, Endpoint
+from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Asked, Call, Endpoint
 from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
@@ -42,6 +43,7 @@ from holdfast.server.http.reading import (
 )
 from holdfast.server.http.table import ENDPOINTS
 from holdfast.server.http.tracing import bound_to, current
+from holdfast.server.refusals import told
 from holdfast.server.served import Served
 
 NOBODY: Final = Identity("nobody", "agent", "")
@@ -107,6 +109,7 @@ class Front:
         headers, port, clock = Headers(scope=scope), self._port, self._port.keeper.clock
         bound = bound_to(headers)
         token, began_at = current.set(bound), clock.now_ms()
+        heard = told.set([])
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
             echoed["traceparent"] = bound["traceparent"]
@@ -137,6 +140,7 @@ class Front:
                 status,
                 extra={**current.get(), "status": status, "took_ms": took_ms},
             )
+            told.reset(heard)
             current.reset(token)
 
 
@@ -159,6 +163,7 @@ class Resource:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
+        began = elapsed_s()
         identity = NOBODY if self._open_to(request) else self._authenticate(request)
         check_path(request.scope.get("raw_path", b""))
         if not self._methods:
@@ -171,7 +176,12 @@ class Resource:
         if self._port.running > self._port.limits.requests_max and not called.is_open:
             raise Unavailable("the server is busy; nothing was done")
         values = await self._values(called, request)
-        answer = await called.run(Call(self._port, identity, request.receive), **values)
+        call = Call(self._port, identity, request.receive, _asked(called, request, began))
+        try:
+            answer = await called.run(call, **values)
+        except Error as error:
+            call.refused(error)
+            raise
         if isinstance(answer, Response):
             return answer
         if not isinstance(answer, Answer):
@@ -190,7 +200,10 @@ class Resource:
                 return self._port.keeper.authenticate(token)
             except AuthenticationFailed:
                 pass
-        raise AuthenticationFailed(REFUSED) from None
+        refused = AuthenticationFailed(REFUSED)
+        client = request.client
+        self._port.keeper.turned_away("http", refused, "" if client is None else f"{client.host}:{client.port}")
+        raise refused from None
 
     async def _values(self, called: Endpoint, request: Request) -> dict[str, Any]:
         types = called.types
@@ -207,6 +220,13 @@ class Resource:
             body = read_json(await read_body(request, self._port.limits))
             values["body"] = body if types["body"] is Any else read_as(body, types["body"], "body")
         return values
+
+
+def _asked(called: Endpoint, request: Request, began: float) -> Asked:
+    """The path after its space is the key, as far as there is one: /v1/spaces/contoso/records/cash is about records/cash."""
+    space = str(request.path_params.get("space", ""))
+    _, _, key = request.scope["path"].partition(f"/spaces/{space}/") if space else ("", "", "")
+    return Asked(called.verb, space, key, began)
 
 
 class _NoQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from holdfast.keys import NAME_BYTES_MAX
 from holdfast.layers.lines import UNITS_MAX, Kind
 from holdfast.layers.locks import Guard, Wanted
 from holdfast.layers.standings import LockState, Stand
+from holdfast.middleware.verbs import ADMIN
 from holdfast.server.http.endpoint import Call, endpoint
 from holdfast.server.http.guards import guard_text, read_guard
 from holdfast.server.http.shapes import DurationText, GuardText, InSpace, Lifetime, Prefix, Repeatable, Wire
@@ -149,7 +150,7 @@ def held(guard: Guard, kind: Kind, ttl_ms: int) -> Held:
     return Held(guard_text(kind, guard.name, guard.id), kind, guard.name, guard.token, guard.acquired_at, until)
 
 
-@endpoint("POST", "/v1/spaces/{space}/locks/{name}", errors=(LockAcquisitionError,))
+@endpoint("POST", "/v1/spaces/{space}/locks/{name}", errors=(LockAcquisitionError,), verb="Lock")
 async def acquire_lock(call: Call, path: LockAt, headers: Repeatable, body: Acquire) -> Held:
     """Acquire a lock, a permit of a semaphore, a read or write lock, a leadership, or units of a pool."""
     space = call.space(path.space)
@@ -176,7 +177,7 @@ def _wanted(space: Space, name: str, body: Acquire) -> Wanted:
     return (space.election if body.kind == "election" else space.lock)(name, ttl=body.ttl, wait=wait)
 
 
-@endpoint("GET", "/v1/spaces/{space}/locks")
+@endpoint("GET", "/v1/spaces/{space}/locks", verb="Lock")
 async def list_locks(call: Call, path: InSpace, query: LockQuery) -> Lines:
     """Who holds what, and who waits for it."""
     return Lines([_line(state) for state in await call.space(path.space).locks.list(query.prefix)])
@@ -191,7 +192,7 @@ def _standing(stand: Stand) -> Standing:
     return Standing(stand.agent, stand.token, stand.since, stand.expires_at, stand.units, stand.shared)
 
 
-@endpoint("DELETE", "/v1/spaces/{space}/locks/{name}", errors=(NotFound, Conflict))
+@endpoint("DELETE", "/v1/spaces/{space}/locks/{name}", errors=(NotFound, Conflict), verb=ADMIN)
 async def break_lock(call: Call, path: LockAt, query: KindQuery) -> Broken:
     """Take a lock away from whoever holds it. For administrators; the audit tells who did it."""
     call.require_admin("break a lock; its holder releases it with its guard")
@@ -199,7 +200,7 @@ async def break_lock(call: Call, path: LockAt, query: KindQuery) -> Broken:
     return Broken([_standing(stand) for stand in broken])
 
 
-@endpoint("PUT", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost))
+@endpoint("PUT", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost), verb="Lock")
 async def renew_guard(call: Call, path: GuardAt, headers: Repeatable, body: Renewal) -> Renewed:
     """Hold it longer. For the agent that acquired it."""
     guard = read_guard(path.guard)
@@ -207,7 +208,7 @@ async def renew_guard(call: Call, path: GuardAt, headers: Repeatable, body: Rene
     return Renewed(path.guard, until)
 
 
-@endpoint("DELETE", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost))
+@endpoint("DELETE", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost), verb="Unlock")
 async def release_guard(call: Call, path: GuardAt, headers: Repeatable) -> Released:
     """Give it up. For the agent that acquired it; lease_lost when it was over already."""
     await call.space(path.space).locks.release(*read_guard(path.guard), request_id=headers.request_id)

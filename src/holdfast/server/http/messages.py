@@ -23,7 +23,7 @@ from holdfast.clock import as_datetime, duration_ms
 from holdfast.engine import check_label
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
 from holdfast.server.http import steps
-from holdfast.server.http.endpoint import Answer, Call, endpoint
+from holdfast.server.http.endpoint import Answer, Asked, Call, endpoint
 from holdfast.server.http.failures import Failure, failure_of, headers_of, status_of
 from holdfast.server.http.guards import read_guard, under
 from holdfast.server.http.limits import REQUEST_ID_CHARS_MAX
@@ -31,6 +31,7 @@ from holdfast.server.http.locks import LockName, Zero, acquire, held
 from holdfast.server.http.reading import read_as
 from holdfast.server.http.shapes import DurationText, GuardText, Int64, Key, Lifetime, RequestId, SpaceName, Wire, plain
 from holdfast.server.http.tracing import bind
+from holdfast.server.refusals import DENIALS
 from holdfast.space import Space
 
 KEEPER: Final = "state-keeper"
@@ -248,12 +249,21 @@ async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer
         space = call.space(call.own_space(named))
         answer, at = await _run(call, space, payload, envelope.id)
     except Error as error:
+        if isinstance(error, DENIALS):
+            call.refused(error, _asked(call, headers, envelope))
         payload = plain(failure_of(error))
         if isinstance(error, Conflict) and canonical(envelope.payload).get("operation") == "CompareAndSwap":
             payload = {"success": False, **payload}
         reply = _reply(call, envelope, payload, call.port.keeper.clock.now_ms())
         return Answer(reply, status_of(error), headers_of(error))
     return Answer(_reply(call, envelope, answer, at))
+
+
+def _asked(call: Call, headers: MessageHeaders, envelope: Envelope) -> Asked:
+    """What a message that was refused is about."""
+    told = canonical(envelope.payload)
+    verb, space, key = (str(told.get(name) or "") for name in ("operation", "space", "key"))
+    return Asked(verb, headers.space or space or envelope.recipient.partition("/")[2], key, call.asked.began)
 
 
 def _reply(call: Call, envelope: Envelope, payload: dict[str, Any], at: int) -> Reply:
