@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast.clock import elapsed_s
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware.verbs import check_verb
 from holdfast.server.config import Config, ConfigFile, make_folders
@@ -47,12 +48,12 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         with self._logs:
             logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
-            began = loop.time()
+            began = elapsed_s()
             await self.keeper.start()
             try:
                 if self._file is not None:
                     self._file.start()
-                started(self.keeper, loop.time() - began)
+                started(self.keeper, elapsed_s() - began)
                 _collect_rarely()
                 await _first_of(self.keeper.failed, stop)
             finally:

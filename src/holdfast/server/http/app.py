@@ -106,9 +106,9 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, port, clock = Headers(scope=scope), self._port, self._port.keeper.clock
+        headers, port = Headers(scope=scope), self._port
         bound = bound_to(headers)
-        token, began_at = current.set(bound), clock.now_ms()
+        token, began = current.set(bound), elapsed_s()
         heard = told.set([])
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
@@ -132,7 +132,7 @@ class Front:
             await _failed(exc)(scope, receive, answer)
         finally:
             port.running -= 1
-            took_ms = clock.now_ms() - began_at
+            took_ms = round((elapsed_s() - began) * 1000, 3)
             log.info(
                 "%s %s %d",
                 scope["method"],
