@@ -362,11 +362,15 @@ class ConfigFile:
                 exc_info=not isinstance(exc, Error),
             )
             return False
-        changed = differing(self.config, in_force)
+        changed, was_wrong = differing(self.config, in_force), self.last_error is not None
         self.config, self.last_error = in_force, None
         self.pending = differing(self._started, new, live=False)
+        if was_wrong:
+            log.info("the configuration was corrected and is in force again")
         if changed:
             log.info("the configuration was reloaded: %s changed", ", ".join(changed))
+        elif not was_wrong and not self.pending:
+            log.info("the configuration was read anew: nothing changed")
         if self.pending:
             log.warning("%s changed in the file and needs a restart", ", ".join(self.pending))
         return True

@@ -25,9 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, elapsed_s
 from holdfast.engine import Engine
-from holdfast.engines.registry import file_of
+from holdfast.engines.registry import file_of, shown_url
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret, check_agent
 from holdfast.layers.coordination import Coordination
@@ -108,7 +108,9 @@ class Keeper:
 
     async def start(self) -> None:
         """Open the store and the ports; whatever fails, nothing is left open."""
+        began = elapsed_s()
         await self.store.__aenter__()
+        loaded_s = elapsed_s() - began
         self._parts.push_async_callback(self.store.close)
         try:
             self._parts.callback(self.backups.close)
@@ -120,6 +122,18 @@ class Keeper:
             await self._parts.aclose()
             raise
         self._stopping = None
+        log.info("the keeper takes requests", extra={**self._told(), "loaded_s": round(loaded_s, 3)})
+
+    def _told(self) -> dict[str, Any]:
+        """Itself, in the log."""
+        listen = self.config.listen
+        at = {
+            "binary": listen.binary and f"{listen.binary.host}:{self.binary_port}",
+            "http": listen.http and f"{listen.http.host}:{self.http_port}",
+            "unix": listen.unix,
+        }
+        about = {"version": version("holdfast"), "store": shown_url(self.store.url), "spaces": self._spaces}
+        return {**about, **{name: where for name, where in at.items() if where}, "tls": self._tls is not None}
 
     async def _take_back_token(self) -> None:
         """Nobody has seen it; the next start makes another, and shows it."""
@@ -133,13 +147,16 @@ class Keeper:
             engine.on_failure = self._fail
             engine.fold_every(self.config.persistence.snapshot_interval_ms / 1000)
         await self._make_spaces(self.config)
-        for info in await engine.spaces():
+        spaces = await engine.spaces()
+        self._spaces = sum(not info.name.startswith("_") for info in spaces)
+        for info in spaces:
             self.look_after(info.name)
             if info.audit_reads:
                 self.audited.add(info.name)
         tokens = Tokens(engine, self.clock, ADMIN)
         if not await tokens.list():  # before the book is opened: it would hear of this one only by the feed
-            self.admin_token, _ = await tokens.create(ADMIN, None, "admin")
+            self.admin_token, made = await tokens.create(ADMIN, None, "admin")
+            log.info("the first start made an administrator's token", extra={"id": made.id, "agent": made.name})
         self._book = TokenBook(engine, self.clock)
         await self._book.start()
         self._parts.push_async_callback(self._book.close)
@@ -195,9 +212,12 @@ class Keeper:
     async def stop(self, reason: str = "the keeper is stopping") -> None:
         """Refuse what is new, finish what is under way, fold the log, close."""
         self._stopping = reason
+        log.info("%s: nothing new is taken, what is under way is finished", reason)
+        began = elapsed_s()
         if self._making is not None:
             await asyncio.wait([self._making])
         await self._parts.aclose()
+        log.info("the keeper has stopped", extra={"took_s": round(elapsed_s() - began, 3)})
 
     async def _stop_ports(self) -> None:
         ports = [self.binary.stop(self._stopping or "the keeper is stopping", PORTS_STOP_S)]
@@ -231,12 +251,15 @@ class Keeper:
         except Error as exc:
             log.error("not every space of the new configuration could be made: %s", exc)
 
-    def renew_certificate(self) -> None:
-        """Read the certificate anew; connections that are open keep the old one. InvalidInput, and no change, when it is none."""
-        if self.config.tls is not None and self._tls is not None:
-            # Elsewhere first: what does not fit together would leave this one without a key.
-            tls_context(self.config.tls)
-            self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
+    def renew_certificate(self) -> bool:
+        """Read the certificate anew, if there is one; connections that are open keep the old one. InvalidInput, and no change,
+        when it is none."""
+        if self.config.tls is None or self._tls is None:
+            return False
+        # Elsewhere first: what does not fit together would leave this one without a key.
+        tls_context(self.config.tls)
+        self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
+        return True
 
     def _fail(self, reason: str) -> None:
         log.critical("the store cannot go on: %s", reason)

@@ -74,8 +74,11 @@ class Service:
     def _reload(self) -> None:
         if self._file is not None:
             self._file.reload()
+        else:
+            log.info("there is no configuration file to read anew: this keeper was started without one")
         try:
-            self.keeper.renew_certificate()
+            if self.keeper.renew_certificate():
+                log.info("the certificate was read anew")
         except (InvalidInput, OSError) as exc:
             log.error("the certificate cannot be read anew, and the old one stays: %s", exc)
 

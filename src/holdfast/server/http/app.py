@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.clock import elapsed_s
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
-from holdfast.identity import Identity
+from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Asked, Call, Endpoint
 from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
@@ -42,7 +42,7 @@ from holdfast.server.http.reading import (
     read_struct,
 )
 from holdfast.server.http.table import ENDPOINTS
-from holdfast.server.http.tracing import bound_to, current
+from holdfast.server.http.tracing import bind, bound_request, current
 from holdfast.server.refusals import told
 from holdfast.server.served import Served
 
@@ -106,14 +106,18 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, port = Headers(scope=scope), self._port
-        bound = bound_to(headers)
-        token, began = current.set(bound), elapsed_s()
         heard = told.set([])
+        try:
+            with bound_request(Headers(scope=scope)) as bound:
+                await self._run(scope, receive, send, bound)
+        finally:
+            told.reset(heard)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, bound: Mapping[str, str]) -> None:
+        port, began, status = self._port, elapsed_s(), 0
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
             echoed["traceparent"] = bound["traceparent"]
-        status = 0
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -140,8 +144,6 @@ class Front:
                 status,
                 extra={**current.get(), "status": status, "took_ms": took_ms},
             )
-            told.reset(heard)
-            current.reset(token)
 
 
 class Resource:
@@ -197,7 +199,9 @@ class Resource:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token.startswith("hf_"):
             try:
-                return self._port.keeper.authenticate(token)
+                identity = self._port.keeper.authenticate(token)
+                bind(agent=identity.agent, **({} if identity.space == EVERY_SPACE else {"space": identity.space}))
+                return identity
             except AuthenticationFailed:
                 pass
         refused = AuthenticationFailed(REFUSED)

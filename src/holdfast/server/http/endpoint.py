@@ -24,6 +24,7 @@ from holdfast.errors import AccessDenied, AuthenticationFailed, Error, InvalidIn
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.middleware.denials import Denial
 from holdfast.server.http.failures import Failure
+from holdfast.server.http.tracing import bind
 from holdfast.server.refusals import DENIALS, told
 from holdfast.space import Space, check_space
 
@@ -102,6 +103,7 @@ class Call:
         """A space as whoever asks may use it."""
         check_space(name)
         self.enter(name)
+        bind(space=name)
         return self.port.keeper.space_for(self.identity, name)
 
     def enter(self, name: str) -> None:
