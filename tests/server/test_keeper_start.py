@@ -175,6 +175,16 @@ def test_wrong_settings_are_told_with_their_place_and_nothing_is_opened(tmp_path
     assert list(tmp_path.glob("*.db")) == []
 
 
+@pytest.mark.parametrize("given", ["--store", "HOLDFAST_STORE"])
+def test_it_cannot_serve_the_store_of_another_keeper_and_says_what_it_needs(tmp_path: Path, given: str) -> None:
+    url = "holdfast://127.0.0.1:7420"
+    option, setting = (["--store", url], {}) if given == "--store" else ([], {"HOLDFAST_STORE": url})
+    done = run(*option, "serve", folder=tmp_path, HOLDFAST_TOKEN="hf_x", **setting)
+    assert done.code == holdfast.InvalidInput.exit_code
+    assert f"{given} names a keeper, {url}, and serving needs a store of its own" in done.err
+    assert "HOLDFAST_TOKEN" not in done.err
+
+
 DOCUMENTED = (Path(__file__).parents[2] / "docs/reference/keeper-config.md").read_text().split("```yaml\n")[1]
 """The page's own example, up to the end of its block."""
 

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.engines.folders import make_folder
-from holdfast.engines.registry import KEEPERS, split_url
+from holdfast.engines.registry import KEEPERS, shown_url, split_url
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
 from holdfast.space import Space, check_agent, check_space
@@ -109,8 +109,14 @@ class Session(msgspec.Struct, frozen=True):
 
     def to_serve(self) -> str:
         """The store for a keeper, which owns it: a file is kept in memory as well."""
-        self.make_folder()
         scheme, rest = split_url(self.url)
+        if scheme in KEEPERS:
+            named = "--store" if self.given_store else "HOLDFAST_STORE"
+            raise InvalidInput(
+                f"{named} names a keeper, {shown_url(self.url)}, and serving needs a store of its own: "
+                "name a file or a database with --store, or leave both out for the one of this project"
+            )
+        self.make_folder()
         return f"resident:{rest}" if scheme == "sqlite" else self.url
 
     def token_for(self, url: str) -> str | None:

@@ -35,6 +35,7 @@ from holdfast.errors import Error, InvalidInput, NotFound
 from holdfast.identity import AgentNames, check_space
 from holdfast.middleware.rules import MB, AccessRule, Quota, RateLimit, Rules
 from holdfast.server.documents import BYTES_MAX, MISSING, Expected, InvalidDocument, Leaf, Reading, is_null, parse
+from holdfast.server.http.limits import LOCK_TTL_MS_MAX
 from holdfast.server.leaves import KB, Address, address, duration, pattern, positive, sized, store, unix_path, whole
 
 ROOT: Final = "state_keeper_config"
@@ -242,6 +243,8 @@ def _resolved(reading: Reading, config: Config, folder: Path) -> Config:
             _file(reading, "tls.key", tls.key, folder),
             None if tls.client_ca is None else _file(reading, "tls.client_ca", tls.client_ca, folder),
         )
+    if config.timeout_default_ms > LOCK_TTL_MS_MAX:
+        reading.wrong_at("timeout_default", f"a lock is held for at most {LOCK_TTL_MS_MAX // 86_400_000} days")
     url = _store_url(config, folder)
     return msgspec.structs.replace(config, store=url, tls=tls, listen=msgspec.structs.replace(listen, unix=unix))
 

@@ -19,6 +19,10 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of a body, whatever an operator allows."""
 
 
+LOCK_TTL_MS_MAX: Final = 30 * 86_400_000
+"""Of a lock that nobody renews for its client: more is taken for a mistake, such as nanoseconds in place of seconds."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one client may take, in bytes, seconds and numbers."""
