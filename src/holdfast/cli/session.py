@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.cli import output
-from holdfast.engines.folders import make_folder
+from holdfast.engines.private import make_folder
 from holdfast.engines.registry import KEEPERS, shown_url, split_url
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE

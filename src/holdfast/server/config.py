@@ -29,7 +29,7 @@ import yaml
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Durability
-from holdfast.engines.folders import make_folder
+from holdfast.engines.private import make_folder
 from holdfast.engines.registry import file_of, split_url
 from holdfast.errors import Error, InvalidInput, NotFound
 from holdfast.identity import AgentNames, check_space
