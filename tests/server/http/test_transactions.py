@@ -176,8 +176,6 @@ async def test_the_same_request_twice_at_once_has_one_effect_and_one_answer_what
         tx.increment("n")
         return answer
 
-    one, two = await asyncio.gather(
-        *(space.records.transact(work, request_id="k", asked="the same") for _ in range(2))
-    )
+    one, two = await asyncio.gather(*(space.records.transact(work, request_id="k", asked="the same") for _ in range(2)))
     assert one == two
     assert await space.records.get("n") == 1
