@@ -114,6 +114,10 @@ def elapsed_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+elapsed_s: Final = time.perf_counter
+"""Seconds since some moment in the past, as exact as the machine can: how long something took that may take microseconds."""
+
+
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Read a duration given by a person; it must be positive and at most a hundred years."""
     if isinstance(value, bool):

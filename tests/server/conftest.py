@@ -12,9 +12,11 @@ from holdfast.clock import ManualClock
 from holdfast.engine import Engine
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.remote import RemoteEngine
-from holdfast.errors import AuthenticationFailed
+from holdfast.errors import AuthenticationFailed, Error
 from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.middleware.denials import Denial
 from holdfast.server.binary import BinaryPort, Limits
+from holdfast.server.refusals import PortName
 from holdfast.space import Space
 
 ADMIN = "hf_admin"
@@ -47,6 +49,12 @@ class Doorkeeper:
 
     def space_for(self, identity: Identity, name: str) -> Space:
         raise NotImplementedError
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        pass
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        pass
 
     def ready(self) -> str | None:
         return None

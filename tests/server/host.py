@@ -18,11 +18,13 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.engine import Engine
 from holdfast.engines.registry import open_engine
-from holdfast.errors import AuthenticationFailed
+from holdfast.errors import AuthenticationFailed, Error
 from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.rules import Rules
 from holdfast.server.binary import BinaryPort, Limits
+from holdfast.server.refusals import PortName
 from holdfast.space import Space
 from holdfast.testing.shared_clock import SharedClock
 
@@ -50,6 +52,12 @@ class Everything:
 
     def space_for(self, identity: Identity, name: str) -> Space:
         raise NotImplementedError
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        pass
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        pass
 
     def ready(self) -> str | None:
         return None

@@ -72,6 +72,14 @@ def http(keeper: KeeperServer, token: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=keeper.http, headers={"Authorization": f"Bearer {token}"}, timeout=DEADLINE_S)
 
 
+def rss_of(pid: int) -> int:
+    """The bytes of memory that a process has."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
 # --- the command line ---
 
 

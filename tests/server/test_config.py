@@ -195,6 +195,7 @@ def test_a_file_begins_with_a_mark_of_its_encoding_or_not() -> None:
         ("insecure: 'yes'", 'insecure: expected true or false, got "yes"'),
         ("timeout_default: 0", "timeout_default: expected a duration such as 30, 250ms, 90s, 5m or 1h, got 0"),
         ("timeout_default: [5]", "got a list"),
+        ("timeout_default: 31d", "keeper.yaml:1:18: timeout_default: a lock is held for at most 30 days"),
         ("timeout_default: 2020-13-45", "expected a duration"),
         ("timeout_default:", "expected a duration such as 30, 250ms, 90s, 5m or 1h, got nothing"),
         (

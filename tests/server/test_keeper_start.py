@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import holdfast
 from holdfast.clock import SystemClock
@@ -25,11 +28,11 @@ BINARY, HTTP = 7420, 7421
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def serving(folder: Path, *options: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """`holdfast serve --json` in a folder: its process, and what it says when it is ready. It is stopped at the end."""
     with (folder / "stderr").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "serve", "--json"],
+            [sys.executable, "-m", "holdfast", "serve", "--json", *options],
             cwd=folder,
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -108,7 +111,8 @@ async def test_without_settings_it_serves_this_folder_to_this_machine_and_shows_
     secret = TOKEN.fullmatch(token)[2].encode()  # type: ignore[index]
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         assert secret not in path.read_bytes(), path
-    assert (home / "stderr").read_text() == ""
+    logged = (home / "stderr").read_text().splitlines()
+    assert [line for line in logged if " info " not in line] == []
 
 
 async def test_who_comes_to_the_wrong_port_is_told_the_right_one(default_ports: None, tmp_path: Path) -> None:
@@ -169,6 +173,60 @@ def test_wrong_settings_are_told_with_their_place_and_nothing_is_opened(tmp_path
     assert "'Fly' is no verb" in done.err
     assert "sotre" in done.err
     assert list(tmp_path.glob("*.db")) == []
+
+
+@pytest.mark.parametrize("given", ["--store", "HOLDFAST_STORE"])
+def test_it_cannot_serve_the_store_of_another_keeper_and_says_what_it_needs(tmp_path: Path, given: str) -> None:
+    url = "holdfast://127.0.0.1:7420"
+    option, setting = (["--store", url], {}) if given == "--store" else ([], {"HOLDFAST_STORE": url})
+    done = run(*option, "serve", folder=tmp_path, HOLDFAST_TOKEN="hf_x", **setting)
+    assert done.code == holdfast.InvalidInput.exit_code
+    assert f"{given} names a keeper, {url}, and serving needs a store of its own" in done.err
+    assert "HOLDFAST_TOKEN" not in done.err
+
+
+DOCUMENTED = (Path(__file__).parents[2] / "docs/reference/keeper-config.md").read_text().split("```yaml\n")[1]
+"""The page's own example, up to the end of its block."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "store", "made"),
+    [
+        ("{}", ".holdfast/store.db", [".holdfast"]),
+        (DOCUMENTED.split("```")[0], "data/team.db", ["data", "run"]),
+        ("persistence: {wal_path: a/b/team.db}", "a/b/team.db", ["a", "a/b"]),
+        ("store: here/team.db", "here/team.db", ["here"]),
+    ],
+)
+def test_the_folders_its_settings_name_are_made_for_its_user_alone(
+    tmp_path: Path, settings: str, store: str, made: list[str]
+) -> None:
+    file = tmp_path / "keeper.yaml"
+    text = re.sub(r"127.0.0.1:742\d", "127.0.0.1:0", settings)
+    if "listen" not in text:
+        text = json.dumps({**yaml.safe_load(text), "listen": {"binary": "127.0.0.1:0", "http": "127.0.0.1:0"}})
+    file.write_text(text)
+    with serving(tmp_path, "--config", str(file)) as (_, ready):
+        assert ready["store"].endswith(f":{tmp_path}/{store}")
+        assert (tmp_path / store).is_file()
+        assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in made] == [0o700] * len(made)
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ("log: {level: info}\nstore: file/team.db\n", "2:8: store"),
+        ("state_keeper_config:\n  persistence: {wal_path: file/team.db}\n", "2:27: persistence.wal_path"),
+        ("listen: {unix: file/keeper.sock}\n", "1:16: listen.unix"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_told_with_its_place(tmp_path: Path, settings: str, place: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    file = tmp_path / "keeper.yaml"
+    file.write_text(settings)
+    done = run("serve", "--config", str(file), folder=tmp_path)
+    assert done.code == holdfast.InvalidInput.exit_code
+    assert f"{file}:{place}: the folder {tmp_path}/file cannot be made" in done.err
 
 
 def test_a_keeper_that_is_not_there_and_a_token_that_is_missing_or_wrong_are_told(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ async def test_tls_on_both_ports_lets_in_only_who_trusts_and_is_trusted(tmp_path
         for wrong in (f"{url}?ca={stranger.file}", url):
             with pytest.raises(Unavailable, match="certificate"):
                 await holdfast.open(wrong, token=keeper.admin)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="with TLS is reached by holdfasts://"):
             await holdfast.open(keeper.url, token=keeper.admin)  # not encrypted
         with pytest.raises(InvalidInput, match="cannot be read"):
             await holdfast.open(f"{url}?ca={tmp_path}/none.pem", token=keeper.admin)

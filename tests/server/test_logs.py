@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast import ManualClock, Redaction
 from holdfast.server.logs import Format, Logs, bound, logger
+from holdfast.testing.servers.keeper import KeeperServer
+from tests.server.live import DEADLINE_S, http, make_token, revoke
 from tests.soak import examples
 
 TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
@@ -223,3 +226,99 @@ def test_whatever_is_logged_is_one_line(event: str, fields: dict[str, Any]) -> N
         assert written.text.endswith("\n")
         assert len(written.text.splitlines()) == 1
         written.text.encode()
+
+
+# --- a keeper's own ---
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[KeeperServer]:
+    with KeeperServer.temporary(log={"format": "json", "level": "info"}, timeout_default="5s") as running:
+        yield running
+
+
+def told(keeper: KeeperServer) -> list[dict[str, Any]]:
+    """Its records; what it says when it is ready is none."""
+    lines = keeper.log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"timestamp"') and line.endswith("}")]
+
+
+async def record_of(keeper: KeeperServer, event: str, **fields: Any) -> dict[str, Any]:
+    """The last record that begins so and has these fields, when there is one."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            found = [
+                each
+                for each in told(keeper)
+                if each["event"].startswith(event) and all(each.get(name) == value for name, value in fields.items())
+            ]
+            if found:
+                return found[-1]
+            await asyncio.sleep(0.02)
+
+
+async def test_a_start_and_a_stop_are_told_with_what_is_served_where_and_how_long_it_took(keeper: KeeperServer) -> None:
+    began = await record_of(keeper, "the keeper takes requests")
+    assert (began["level"], began["store"]) == ("info", f"resident:{keeper.folder}/store.db")
+    assert (began["binary"], began["http"]) == (f"127.0.0.1:{keeper.port}", f"127.0.0.1:{keeper.http_port}")
+    assert 0 < began["loaded_s"] < DEADLINE_S
+    async with http(keeper, await make_token(keeper, "writer")) as writer:
+        assert (await writer.put("/v1/spaces/contoso/records/k", json=1)).status_code == 200
+    keeper.stop()
+    assert (await record_of(keeper, "the keeper is stopping"))["level"] == "info"
+    assert (await record_of(keeper, "the keeper has stopped"))["took_s"] >= 0
+    keeper.start()
+    assert (await record_of(keeper, "the keeper takes requests", spaces=began["spaces"] + 1))["level"] == "info"
+
+
+async def test_the_line_of_a_request_says_whose_it_is_and_in_which_space(keeper: KeeperServer) -> None:
+    async with http(keeper, await make_token(keeper, "market")) as market:
+        await market.get("/v1/spaces/contoso/records/one")
+        await market.get("/v1/spaces/fabrikam/records/two")
+    async with http(keeper, keeper.admin) as admin:
+        await admin.get("/v1/spaces/contoso/records/three")
+        await admin.post(
+            "/v1/messages",
+            json={"id": "m", "payload": {"operation": "Get", "key": "k"}},
+            headers={"Holdfast-Space": "contoso"},
+        )
+        await admin.get("/v1/whoami")
+    found = {}
+    for path in ("spaces/contoso/records/one", "spaces/fabrikam/records/two", "spaces/contoso/records/three"):
+        record = await record_of(keeper, f"GET /v1/{path}")
+        found[path.rpartition("/")[2]] = (record["agent"], record["space"], record["status"])
+    assert found == {
+        "one": ("market", "contoso", 404),
+        "two": ("market", "contoso", 403),
+        "three": ("admin", "contoso", 404),
+    }
+    assert (await record_of(keeper, "POST /v1/messages", message_id="m"))["space"] == "contoso"
+    who = await record_of(keeper, "GET /v1/whoami")
+    assert (who["agent"], "space" in who) == ("admin", False)
+
+
+async def test_what_becomes_of_tokens_is_told_without_their_secret(keeper: KeeperServer) -> None:
+    assert (await record_of(keeper, "the first start made an administrator's token"))["agent"] == "admin"
+    token = await make_token(keeper, "short-lived", role="orchestrator")
+    made = await record_of(keeper, "a token was made", agent="short-lived")
+    assert (made["level"], made["role"], made["space"], made["by"]) == ("info", "orchestrator", "contoso", "admin")
+    assert token.startswith(f"hf_{made['id']}_")
+    await revoke(keeper, "short-lived")
+    assert (await record_of(keeper, "a token was revoked", agent="short-lived"))["id"] == made["id"]
+    assert token.rpartition("_")[2] not in keeper.log.read_text()
+    written = "".join(json.dumps(each) for each in told(keeper))
+    assert keeper.admin.rpartition("_")[2] not in written
+
+
+async def test_every_reading_of_the_settings_is_told_how_it_ended(keeper: KeeperServer) -> None:
+    keeper.signal(signal.SIGHUP)
+    assert (await record_of(keeper, "the configuration was read anew: nothing changed"))["level"] == "info"
+    keeper.write_settings(timeout_default="never")
+    keeper.signal(signal.SIGHUP)
+    assert (await record_of(keeper, "the new configuration is not used"))["level"] == "error"
+    keeper.write_settings(timeout_default="5s")
+    keeper.signal(signal.SIGHUP)
+    assert (await record_of(keeper, "the configuration was corrected and is in force again"))["level"] == "info"
+    keeper.write_settings(timeout_default="6s")
+    keeper.signal(signal.SIGHUP)
+    await record_of(keeper, "the configuration was reloaded: timeout_default changed")

@@ -107,7 +107,7 @@ def test_labels_come_from_closed_sets_whatever_is_observed(observed: list[tuple[
         metrics.observe(op, outcome, seconds)
     told = read(metrics)
     for name, labels in told:
-        assert set(dict(labels)) <= {"op", "outcome", "le", "version", "python"}, name
+        assert set(dict(labels)) <= {"op", "outcome", "port", "le", "version", "python"}, name
         assert dict(labels).get("op", OTHER) in OPERATIONS | {OTHER}
         assert dict(labels).get("outcome", OTHER) in OUTCOMES | {OTHER}
     counted = sum(count for (name, _), count in told.items() if name == "holdfast_operations_total")

@@ -2,7 +2,7 @@
 
 An option wins over its environment variable, and that over the default. The default store is `.holdfast/store.db` in the
 project: the nearest folder, from here upwards, that has a `.holdfast` or a `.git`; else the folder one is in. The folder
-is made by the first command that writes, with a .gitignore in it. A command that only reads makes nothing: where there is
+is made by the first command that writes, for its user alone and with a .gitignore in it. A command that only reads makes nothing: where there is
 no store it says so, so a mistyped path does not become an empty store.
 """
 
@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.cli import output
-from holdfast.engines.registry import KEEPERS, split_url
+from holdfast.engines.private import make_folder
+from holdfast.engines.registry import KEEPERS, shown_url, split_url
 from holdfast.engines.registry import file_of as file_of
 from holdfast.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE
@@ -111,8 +112,14 @@ class Session(msgspec.Struct, frozen=True):
 
     def to_serve(self) -> str:
         """The store for a keeper, which owns it: a file is kept in memory as well."""
-        self.make_folder()
         scheme, rest = split_url(self.url)
+        if scheme in KEEPERS:
+            named = "--store" if self.given_store else "HOLDFAST_STORE"
+            raise InvalidInput(
+                f"{named} names a keeper, {shown_url(self.url)}, and serving needs a store of its own: "
+                "name a file or a database with --store, or leave both out for the one of this project"
+            )
+        self.make_folder()
         return f"resident:{rest}" if scheme == "sqlite" else self.url
 
     def token_for(self, url: str) -> str | None:
@@ -184,11 +191,7 @@ def default_store() -> Path:
 
 def _make_folder(folder: Path) -> None:
     try:
-        if not folder.is_dir():
-            folder.mkdir()
-            (folder / ".gitignore").write_text("*\n")
-    except FileExistsError:
-        return  # another process made it, a moment ago
+        make_folder(folder)
     except OSError as exc:
         raise Unavailable(
             f"the folder {folder} cannot be made ({exc.strerror}); name another place with --store"

@@ -33,6 +33,7 @@ from holdfast.engine import (
     check_start,
     cursor_revision,
 )
+from holdfast.engines.private import FILE_MODE
 from holdfast.engines.remote_link import Address, Client
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.identity import Identity
@@ -154,7 +155,7 @@ class RemoteEngine:
             raise InvalidInput(f"{target} exists already; name a file that does not")
         part = target.with_name(f"{target.name}.part")
         try:
-            file = part.open("xb")
+            file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, FILE_MODE))  # noqa: ASYNC230, SIM115
         except FileExistsError:
             raise InvalidInput(
                 f"{part} exists: another backup is being written, or was cut off; then remove it"

@@ -498,6 +498,7 @@ class _Line(asyncio.Protocol):
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._look: asyncio.TimerHandle | None = None
         self._reason = "it was closed by the other side"
+        self._heard = False
         self.heard_at = self._loop.time()
 
     async def greet(self, hello: Hello) -> Welcome:
@@ -524,6 +525,7 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
+        self._heard = True
         frames, client = self._frames, self._client
         frames.feed(data)
         try:
@@ -559,6 +561,9 @@ class _Line(asyncio.Protocol):
             self._look.cancel()
         reason = self._reason if exc is None else str(exc) or type(exc).__name__
         if not self._welcome.done():
+            at = self._client.address
+            if at.port and at.tls is None and not self._heard:
+                reason = f"what answers at {at} said nothing ({reason}); a keeper with TLS is reached by holdfasts://"
             self._welcome.set_exception(Unavailable(reason))
         if not self._ended.done():
             self._ended.set_result(None)

@@ -53,7 +53,7 @@ from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
-from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
+from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, copy_file, translating
 from holdfast.engines.sqlite_rows import Execute, first_revision
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.offers import Replies, Reply
@@ -387,19 +387,8 @@ class ResidentEngine:
 
     async def backup(self, target: Path) -> None:
         """A consistent copy of the whole file as it is now, while commits go on."""
-
-        def copy() -> None:
-            source = connect(self.path)
-            try:
-                source.execute("VACUUM INTO ?", (str(target),))
-            finally:
-                source.close()
-
         self._check_usable()
-        if target.exists():
-            raise InvalidInput(f"{target} exists already; name a file that does not")
-        with translating(target):
-            await self._loop.run_in_executor(None, copy)
+        await self._loop.run_in_executor(None, copy_file, self.path, target)
 
     async def close(self) -> None:
         if self._closed:

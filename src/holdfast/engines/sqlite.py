@@ -62,6 +62,7 @@ from holdfast.engines.sqlite_file import (
     ForeignFile,
     boot_id,
     connect,
+    copy_file,
     in_doubt,
     prepare,
     translate,
@@ -79,7 +80,7 @@ from holdfast.engines.sqlite_rows import (
     first_row,
     head_of,
 )
-from holdfast.errors import InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.errors import OutcomeUnknown, Unavailable
 
 LOCK_WAIT_S: Final = 30
 """How long to wait for another process to finish its commit."""
@@ -558,18 +559,7 @@ class SqliteEngine:
 
     async def backup(self, target: Path) -> None:
         """A consistent copy of the whole file as it is now, while others go on writing."""
-
-        def copy() -> None:
-            source = connect(self._path)
-            try:
-                source.execute("VACUUM INTO ?", (str(target),))
-            finally:
-                source.close()
-
-        if target.exists():
-            raise InvalidInput(f"{target} exists already; name a file that does not")
-        with translating(target):
-            await self._loop.run_in_executor(None, copy)
+        await self._loop.run_in_executor(None, copy_file, self._path, target)
 
     async def close(self) -> None:
         if self._closed:

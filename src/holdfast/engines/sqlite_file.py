@@ -31,6 +31,7 @@ from typing import Final, TypeVar
 
 import apsw
 
+from holdfast.engines.private import make_file, new_file, open_beside
 from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
 
 T = TypeVar("T")
@@ -172,6 +173,7 @@ def prepare(path: Path, lock: AbstractContextManager[object], boot: str) -> None
         if path.exists() and _with_connection(path, lambda connection: _is_ready(connection, path, boot)):
             return
         with lock:
+            make_file(path)
             _with_connection(path, lambda connection: _make_ready(connection, path, boot))
 
 
@@ -288,6 +290,16 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """A consistent copy of a store's file as it is now, in a new one; others may go on writing."""
+    with translating(target), new_file(target):
+        source = connect(path)
+        try:
+            source.execute("VACUUM INTO ?", (str(target),))
+        finally:
+            source.close()
 
 
 def _use_wal(connection: apsw.Connection, path: Path) -> None:
@@ -427,7 +439,7 @@ class FileLock:
 
 def _open_beside(path: Path, suffix: str) -> int:
     try:
-        return os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return open_beside(path, suffix)
     except OSError as exc:
         raise _cannot_open(path, exc) from exc
 

@@ -6,8 +6,10 @@ So its answer is written in its own commit, as `answers/<agent>/<request id>`, a
 entry holds a digest of what was asked, for the same id must not be used for something else, and ends after an hour, as
 request ids do. A transaction that wrote nothing leaves nothing: repeating it reads anew.
 
-How it fails. Two of the same id at once: one commits, the other is refused by the first one's entry, runs again and finds
-the answer. An answer is a value: over 10 MiB it is InvalidInput, and nothing was changed.
+The commit has that id too where it is made by `records.transact`, so that feed and audit tell it.
+
+How it fails. Two of the same id at once: one commits, the other is refused by the first one's entry or its id, and finds the
+answer. An answer is a value: over 10 MiB it is InvalidInput, and nothing was changed.
 """
 
 from __future__ import annotations

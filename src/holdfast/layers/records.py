@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import msgspec
 
@@ -41,7 +41,7 @@ from holdfast.engine import (
 from holdfast.errors import InvalidInput
 from holdfast.ids import new_id
 from holdfast.keys import Subspace, check_prefix
-from holdfast.layers.answers import once
+from holdfast.layers.answers import answered, once
 from holdfast.layers.batch import ABSENT, LIST, RECORDS, SET, record_key, split_tag, tag_version, type_tag
 from holdfast.layers.consistency import Consistency, read
 from holdfast.layers.scope import Scope
@@ -359,13 +359,21 @@ class Records:
                     )
                 return await pending
 
+            transaction.request_id = request_id
             answer: T = await once(transaction, request_id, asked, do)
             transaction.operations = [
                 await admitted(self._scope, op) if isinstance(op, Put) else op for op in transaction.operations
             ]
             return answer
 
-        return await transact(lambda: Transaction(self._scope), run, attempts)
+        try:
+            return await transact(lambda: Transaction(self._scope), run, attempts)
+        except InvalidInput:
+            # The same request twice at once, which read or answered something else: the id is the other's by now.
+            before = await answered(Transaction(self._scope), request_id, asked)
+            if before is None:
+                raise
+            return cast(T, before.answer)
 
 
 class RecordTransaction:

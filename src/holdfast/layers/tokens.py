@@ -290,6 +290,7 @@ class TokenBook:
             now = self._clock.now_ms()
             for known in [known for known in self._known.values() if known.is_over(now)]:
                 self._known.pop(known.token.id, None)
+                _log("a token has ended", known.token)
                 self._tell(known.token.id)
 
     def _heard(self, change: Change, at: int) -> None:
@@ -297,6 +298,11 @@ class TokenBook:
         before = self._known.get(id)
         _apply(self._known, change, at)
         now = self._known.get(id)
+        if before is None and now is not None:
+            _log("a token was made", now.token, by=now.token.created_by)
+        if before is not None and now is None:
+            over = before.is_over(self._clock.now_ms())
+            _log("a token has ended" if over else "a token was revoked", before.token)
         if before is not None and (now is None or now.identity != before.identity):
             self._tell(id)
         end = None if now is None else now.token.expires_at
@@ -312,6 +318,11 @@ class TokenBook:
 
 
 # --- in between ---
+
+
+def _log(what: str, token: Token, **more: str) -> None:
+    """Who may come in has changed. The id of a token is no secret."""
+    log.info(what, extra={"id": token.id, "agent": token.name, "role": token.role, "space": token.space, **more})
 
 
 def checked_space(space: str | None, role: Role) -> str:

@@ -52,6 +52,8 @@ class Transaction:
         self.conditions: list[Condition] = []
         self.receipt: Receipt | None = None
         """Of the commit, if there was something to commit."""
+        self.request_id: str | None = None
+        """Of the commit, as audit and feed tell it; a fresh one if there is none."""
         self._read: dict[str, Entry | None] = {}
         self._written: dict[str, bytes | None] = {}
         self._added: dict[str, int] = {}
@@ -122,7 +124,7 @@ class Transaction:
     async def commit(self) -> None:
         self._over = True
         if self.operations or len(self._read) > 1:  # a single read is a snapshot already
-            self.receipt = await self.scope.commit(tuple(self.operations), tuple(self.conditions))
+            self.receipt = await self.scope.commit(tuple(self.operations), tuple(self.conditions), self.request_id)
 
 
 async def transact(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from holdfast.clock import elapsed_s
 from holdfast.engine import Batch, ChangeSet, Durability, Engine, Entry, Page, Receipt, SpaceInfo
 from holdfast.errors import Error
 from holdfast.middleware.wrapper import Wrapper
@@ -54,8 +54,7 @@ class Observed(Wrapper):
         return self.inner.watch(space, *prefixes, cursor=cursor, live=live)
 
     async def _told(self, op: str, space: str, work: Awaitable[T]) -> T:
-        clock, outcome = asyncio.get_running_loop().time, "ok"
-        began = clock()
+        began, outcome = elapsed_s(), "ok"
         try:
             with self._span(op, space):
                 return await work
@@ -66,4 +65,4 @@ class Observed(Wrapper):
             outcome = "error"
             raise
         finally:
-            self._observe(op, outcome, clock() - began)
+            self._observe(op, outcome, elapsed_s() - began)

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.errors import Error
 from holdfast.identity import Identity
 from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.connection import Connection
@@ -78,6 +79,11 @@ class BinaryPort:
         """Take connections at a unix socket, which only this user can open."""
         loop = asyncio.get_running_loop()
         self._started(await loop.create_unix_server(lambda: Connection(self), sock=unix_socket(path)))
+
+    def turned_away(self, transport: asyncio.BaseTransport, error: Error) -> None:
+        """One that has not said who it is, or is not believed, is told so and closed."""
+        peer = transport.get_extra_info("peername")
+        self.keeper.turned_away("binary", error, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "")
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)

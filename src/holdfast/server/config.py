@@ -29,11 +29,13 @@ import yaml
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Durability
-from holdfast.engines.registry import split_url
+from holdfast.engines.private import make_folder
+from holdfast.engines.registry import file_of, split_url
 from holdfast.errors import Error, InvalidInput, NotFound
 from holdfast.identity import AgentNames, check_space
 from holdfast.middleware.rules import MB, AccessRule, Quota, RateLimit, Rules
-from holdfast.server.documents import BYTES_MAX, MISSING, Expected, Leaf, Reading, is_null, parse
+from holdfast.server.documents import BYTES_MAX, MISSING, Expected, InvalidDocument, Leaf, Reading, is_null, parse
+from holdfast.server.http.limits import LOCK_TTL_MS_MAX
 from holdfast.server.leaves import KB, Address, address, duration, pattern, positive, sized, store, unix_path, whole
 
 ROOT: Final = "state_keeper_config"
@@ -241,6 +243,8 @@ def _resolved(reading: Reading, config: Config, folder: Path) -> Config:
             _file(reading, "tls.key", tls.key, folder),
             None if tls.client_ca is None else _file(reading, "tls.client_ca", tls.client_ca, folder),
         )
+    if config.timeout_default_ms > LOCK_TTL_MS_MAX:
+        reading.wrong_at("timeout_default", f"a lock is held for at most {LOCK_TTL_MS_MAX // 86_400_000} days")
     url = _store_url(config, folder)
     return msgspec.structs.replace(config, store=url, tls=tls, listen=msgspec.structs.replace(listen, unix=unix))
 
@@ -263,6 +267,26 @@ def _file(reading: Reading, path: str, name: str, folder: Path) -> str:
     if not found.is_file() or not os.access(found, os.R_OK):
         reading.wrong_at(path, f"there is no file {found} that can be read")
     return str(found)
+
+
+def make_folders(path: str | Path, config: Config) -> None:
+    """What is missing of the folders that a file names; InvalidDocument with the place of one that cannot be made."""
+    file = None if config.store is None else file_of(config.store)
+    named = "store" if config.persistence.wal_path is None else "persistence.wal_path"
+    for key, needed in ((named, file), ("listen.unix", config.listen.unix and Path(config.listen.unix))):
+        if needed:
+            try:
+                make_folder(needed.parent)
+            except OSError as exc:
+                raise _refused(Path(path), key, f"the folder {needed.parent} cannot be made: {exc.strerror}") from exc
+
+
+def _refused(path: Path, key: str, message: str) -> InvalidDocument:
+    """A value that was read and turned out to be of no use, at its place."""
+    reading = Reading(str(path), _leaves(None))
+    reading.struct(_inside_root(reading, parse(str(path), path.read_bytes())), Config)
+    reading.wrong_at(key, f"{message}; make it, or name another")
+    return InvalidDocument(reading.name, reading.problems)
 
 
 # --- following the file ---
@@ -341,11 +365,15 @@ class ConfigFile:
                 exc_info=not isinstance(exc, Error),
             )
             return False
-        changed = differing(self.config, in_force)
+        changed, was_wrong = differing(self.config, in_force), self.last_error is not None
         self.config, self.last_error = in_force, None
         self.pending = differing(self._started, new, live=False)
+        if was_wrong:
+            log.info("the configuration was corrected and is in force again")
         if changed:
             log.info("the configuration was reloaded: %s changed", ", ".join(changed))
+        elif not was_wrong and not self.pending:
+            log.info("the configuration was read anew: nothing changed")
         if self.pending:
             log.warning("%s changed in the file and needs a restart", ", ".join(self.pending))
         return True

@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from holdfast.clock import elapsed_s
 from holdfast.engine import Batch, Engine, Page, Receipt
 from holdfast.errors import (
     AuthenticationFailed,
@@ -98,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._requests: deque[Request | Unreadable] = deque()
         """What has come and was not begun."""
         self._began = 0.0
-        """When the requests that are being read began."""
+        """When the requests that are being read began (`elapsed_s`: the loop's own time may be one of whole milliseconds)."""
         self._out: list[bytes] = []
         self._unsent = 0
         self._together = False
@@ -206,7 +207,7 @@ class Connection(asyncio.Protocol):
     def _read(self) -> None:
         """Start every request that has come, up to what may be in flight."""
         limit, left, singly, requests = self.port.limits.in_flight, TURN_FRAMES, 0, self._requests
-        self._began = self._loop.time()
+        self._began = elapsed_s()
         try:
             while not self._paused and not self._closed:
                 if self.in_flight >= limit:
@@ -296,7 +297,7 @@ class Connection(asyncio.Protocol):
                 Answer(self, id, began).set_exception(outcome)
 
     def _answer_commits(self) -> None:
-        done, receipts, begun, now = self._done, self._receipts, self._begun, self._loop.time()
+        done, receipts, begun, now = self._done, self._receipts, self._begun, elapsed_s()
         self._done, self._receipts, self._begun = [], [], {}
         if self._together and len(done) > 1:
             self._out.append(frame(Receipts(done, receipts)))
@@ -322,6 +323,8 @@ class Connection(asyncio.Protocol):
             self.send(failed(id, error))
 
     def _give_up(self, error: Error) -> None:
+        if self.identity is None:
+            self.port.turned_away(self._transport, error)
         self.send(failed(0, error))
         self.close()
 
@@ -511,7 +514,7 @@ class Connection(asyncio.Protocol):
 
     def observed(self, op: str, outcome: str, began: float) -> None:
         """It was answered, or has to be forgotten."""
-        self.port.observe(op, outcome, self._loop.time() - began)
+        self.port.observe(op, outcome, elapsed_s() - began)
         self._finished()
 
     def _recognisable(self, message: Commit) -> Commit:

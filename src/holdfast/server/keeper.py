@@ -25,15 +25,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, elapsed_s
 from holdfast.engine import Engine
-from holdfast.engines.registry import file_of
+from holdfast.engines.registry import file_of, shown_url
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret, check_agent
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.tokens import TokenBook, Tokens
-from holdfast.middleware.denials import DenialNotes
+from holdfast.middleware.denials import Denial, DenialNotes
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.telemetry import Observed
 from holdfast.server.backups import Backups
@@ -42,10 +42,12 @@ from holdfast.server.config import Config, Tls
 from holdfast.server.door import enter
 from holdfast.server.gauges import Gauges
 from holdfast.server.http.app import make_app
+from holdfast.server.http.limits import BODY_BYTES_MAX
 from holdfast.server.http.limits import Limits as HttpLimits
 from holdfast.server.http.serving import HttpServer, serve_http
 from holdfast.server.http.tracing import current
 from holdfast.server.metrics import Metrics
+from holdfast.server.refusals import PortName, Strangers, operation_of, told
 from holdfast.server.traces import Traces
 from holdfast.space import Space
 from holdfast.store import Store, open
@@ -106,7 +108,9 @@ class Keeper:
 
     async def start(self) -> None:
         """Open the store and the ports; whatever fails, nothing is left open."""
+        began = elapsed_s()
         await self.store.__aenter__()
+        loaded_s = elapsed_s() - began
         self._parts.push_async_callback(self.store.close)
         try:
             self._parts.callback(self.backups.close)
@@ -118,6 +122,18 @@ class Keeper:
             await self._parts.aclose()
             raise
         self._stopping = None
+        log.info("the keeper takes requests", extra={**self._told(), "loaded_s": round(loaded_s, 3)})
+
+    def _told(self) -> dict[str, Any]:
+        """Itself, in the log."""
+        listen = self.config.listen
+        at = {
+            "binary": listen.binary and f"{listen.binary.host}:{self.binary_port}",
+            "http": listen.http and f"{listen.http.host}:{self.http_port}",
+            "unix": listen.unix,
+        }
+        about = {"version": version("holdfast"), "store": shown_url(self.store.url), "spaces": self._spaces}
+        return {**about, **{name: where for name, where in at.items() if where}, "tls": self._tls is not None}
 
     async def _take_back_token(self) -> None:
         """Nobody has seen it; the next start makes another, and shows it."""
@@ -131,19 +147,23 @@ class Keeper:
             engine.on_failure = self._fail
             engine.fold_every(self.config.persistence.snapshot_interval_ms / 1000)
         await self._make_spaces(self.config)
-        for info in await engine.spaces():
+        spaces = await engine.spaces()
+        self._spaces = sum(not info.name.startswith("_") for info in spaces)
+        for info in spaces:
             self.look_after(info.name)
             if info.audit_reads:
                 self.audited.add(info.name)
         tokens = Tokens(engine, self.clock, ADMIN)
         if not await tokens.list():  # before the book is opened: it would hear of this one only by the feed
-            self.admin_token, _ = await tokens.create(ADMIN, None, "admin")
+            self.admin_token, made = await tokens.create(ADMIN, None, "admin")
+            log.info("the first start made an administrator's token", extra={"id": made.id, "agent": made.name})
         self._book = TokenBook(engine, self.clock)
         await self._book.start()
         self._parts.push_async_callback(self._book.close)
         denials = DenialNotes(engine, self.clock)
         self._parts.push_async_callback(denials.close)
-        self._policy = Policy(engine, self.clock, self.config.policies, denied=denials)
+        self._notes = denials
+        self._policy = Policy(engine, self.clock, self.config.policies, denied=self._denied)
         self._coordination = Coordination(Leases(self.clock, renew=False), engine)
         self._parts.push_async_callback(self._coordination.close)
         gauges = Gauges(self.store, self.clock)
@@ -169,6 +189,8 @@ class Keeper:
                 "executions": lambda: gauges.executions,
             },
         )
+        self._strangers = Strangers(self.clock, self.metrics.count_stranger)
+        self._parts.push_async_callback(self._strangers.close)
         self._observed = Observing(self)
         self._book.on_revoked(lambda id: self.binary.disconnect(lambda identity: identity.token_id == id))
 
@@ -182,8 +204,7 @@ class Keeper:
             await _bound(listen.unix, self.binary.listen_at(Path(listen.unix)))
         if listen.http is not None:
             at = listen.http
-            limits = HttpLimits(connections_max=config.limits.connections, stop_s_max=PORTS_STOP_S)
-            metrics = self.metrics.text if config.metrics.enabled else None
+            metrics, limits = self.metrics.text if config.metrics.enabled else None, http_limits_of(config)
             app = make_app(self._observed, metrics=metrics, metrics_open=config.metrics.public, limits=limits)
             self._http = await serve_http(app, host=at.host, port=at.port, tls=self._tls)
             self.http_port = self._http.port or 0
@@ -191,9 +212,12 @@ class Keeper:
     async def stop(self, reason: str = "the keeper is stopping") -> None:
         """Refuse what is new, finish what is under way, fold the log, close."""
         self._stopping = reason
+        log.info("%s: nothing new is taken, what is under way is finished", reason)
+        began = elapsed_s()
         if self._making is not None:
             await asyncio.wait([self._making])
         await self._parts.aclose()
+        log.info("the keeper has stopped", extra={"took_s": round(elapsed_s() - began, 3)})
 
     async def _stop_ports(self) -> None:
         ports = [self.binary.stop(self._stopping or "the keeper is stopping", PORTS_STOP_S)]
@@ -206,7 +230,7 @@ class Keeper:
         self._policy.reload(config.policies)
         self.binary.limits = limits_of(config)
         if self._http is not None:
-            self._http.limit_connections(config.limits.connections)
+            self._http.limit(http_limits_of(config))
         if config.spaces != self.config.spaces:
             self._making = asyncio.create_task(self._remake_spaces(config, self._making))
         self.config = config
@@ -227,12 +251,15 @@ class Keeper:
         except Error as exc:
             log.error("not every space of the new configuration could be made: %s", exc)
 
-    def renew_certificate(self) -> None:
-        """Read the certificate anew; connections that are open keep the old one. InvalidInput, and no change, when it is none."""
-        if self.config.tls is not None and self._tls is not None:
-            # Elsewhere first: what does not fit together would leave this one without a key.
-            tls_context(self.config.tls)
-            self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
+    def renew_certificate(self) -> bool:
+        """Read the certificate anew, if there is one; connections that are open keep the old one. InvalidInput, and no change,
+        when it is none."""
+        if self.config.tls is None or self._tls is None:
+            return False
+        # Elsewhere first: what does not fit together would leave this one without a key.
+        tls_context(self.config.tls)
+        self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
+        return True
 
     def _fail(self, reason: str) -> None:
         log.critical("the store cannot go on: %s", reason)
@@ -241,6 +268,12 @@ class Keeper:
 
     def _observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
         self.metrics.observe(op, outcome, seconds, count)
+
+    def _denied(self, denial: Denial) -> None:
+        """The rules have refused something."""
+        if (heard := told.get()) is not None:
+            heard.append(denial)
+        self._notes(denial)
 
     # --- what the ports ask ---
 
@@ -262,6 +295,13 @@ class Keeper:
 
     def is_valid(self, identity: Identity) -> bool:
         return self._book.is_valid(identity)
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        self._policy.tell(denial)
+        self._observe(operation_of(denial.verb), denial.code, seconds)
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        self._strangers.note(port, error, peer)
 
     def engine_for(self, identity: Identity) -> Engine:
         return enter(self._policy.engine_for(identity), identity, self)
@@ -297,6 +337,8 @@ class Observing:
         self.authenticate = keeper.authenticate
         self.is_valid = keeper.is_valid
         self.ready = keeper.ready
+        self.denied = keeper.denied
+        self.turned_away = keeper.turned_away
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
@@ -318,6 +360,15 @@ def limits_of(config: Config) -> Limits:
         in_flight=limits.in_flight,
         frame_bytes=limits.frame_bytes,
         idle_s=limits.idle_ms / 1000,
+    )
+
+
+def http_limits_of(config: Config) -> HttpLimits:
+    return HttpLimits(
+        body_bytes_max=min(config.limits.frame_bytes, BODY_BYTES_MAX),
+        connections_max=config.limits.connections,
+        lock_ttl_ms=config.timeout_default_ms,
+        stop_s_max=PORTS_STOP_S,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.clock import duration_ms
-from holdfast.engines.registry import file_of, split_url
+from holdfast.engines.registry import KEEPERS, file_of, split_url
 from holdfast.errors import InvalidInput
 from holdfast.middleware.rules import GB, MB
 from holdfast.server.documents import Expected, Leaf
@@ -122,7 +122,7 @@ def store(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise InvalidInput("expected a file's path or a URL such as resident:team.db")
     scheme, _ = split_url(value)  # its refusals name the scheme alone: a URL may have a password in it
-    if scheme in ("holdfast", "holdfasts"):
+    if scheme in KEEPERS:
         raise InvalidInput("a keeper keeps a store itself; it cannot serve the store of another keeper")
     file_of(value)
     return value

@@ -2,8 +2,8 @@
 
 `observe(op, outcome, seconds, count)` is on the path of every request and adds to plain lists and dictionaries; they become
 Prometheus's families when somebody asks (`text`), and gauges are read then by functions that were given in. Labels are
-`op` and `outcome`, `state` of messages, `status` of tasks and executions and `result` of a hot tier (`cache_metrics.py`) alone, from
-closed sets: what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number
+`op` and `outcome`, `port` of those who did not get in, `state` of messages, `status` of tasks and executions and `result` of a hot tier
+(`cache_metrics.py`) alone, from closed sets: what is not in them is counted as "other". Names of spaces, agents, queues or keys are never labels, so that the number
 of series is bounded and one tenant learns nothing about another.
 
 How it fails. A gauge whose function raises is left out of that answer and logged. Counting is not meant for several
@@ -29,6 +29,7 @@ from holdfast.layers.task_states import STATUSES
 from holdfast.layers.workflows.entries import STATUSES as EXECUTION_STATUSES
 from holdfast.middleware.cache_options import CacheStats
 from holdfast.server.cache_metrics import CacheMetrics
+from holdfast.server.refusals import PORTS, PortName
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,7 +39,7 @@ OK: Final = "ok"
 OPERATIONS: Final = frozenset(
     {"commit", "get", "scan", "watch", "create", "spaces", "drop", "load", "compact", "inspect", "hello", "ping"}
     | {"set", "delete", "increment", "compare_and_swap", "append", "lock", "renew", "unlock", "transaction", "reserve"}
-    | {"feed", "audit", "backup"}
+    | {"feed", "audit", "backup", "admin"}
 )
 """What is asked of a keeper: the contract's operations, and document D's verbs over HTTP."""
 
@@ -107,6 +108,7 @@ class Metrics(Collector):
         self._version = version
         self._gauges = dict(gauges or {})
         self._labelled = dict(labelled or {})
+        self._strangers: dict[PortName, int] = dict.fromkeys(PORTS, 0)
         self._other = _Series()
         self._series = {op: _Series() for op in OPERATIONS} | {OTHER: self._other}
         self.registry = CollectorRegistry(auto_describe=False)
@@ -125,6 +127,10 @@ class Metrics(Collector):
             series.outcomes[outcome] += count
         except KeyError:
             series.outcomes[OTHER] += count
+
+    def count_stranger(self, port: PortName) -> None:
+        """Count one who showed no good token."""
+        self._strangers[port] += 1
 
     def text(self) -> bytes:
         """Everything, as Prometheus reads it (CONTENT_TYPE)."""
@@ -159,6 +165,13 @@ class Metrics(Collector):
         yield CounterMetricFamily(
             "holdfast_conflicts", "Requests refused because a condition did not hold or a lock was taken.", conflicts
         )
+
+        failures = CounterMetricFamily(
+            "holdfast_authentication_failures", "Those who showed no good token, by port.", labels=["port"]
+        )
+        for port, count in self._strangers.items():
+            failures.add_metric([port], count)
+        yield failures
 
     def _asked(self) -> Iterator[Metric]:
         for name, read in self._gauges.items():

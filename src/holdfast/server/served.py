@@ -6,7 +6,10 @@ from typing import Protocol
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine
+from holdfast.errors import Error
 from holdfast.identity import Identity
+from holdfast.middleware.denials import Denial
+from holdfast.server.refusals import PortName
 from holdfast.space import Space
 
 
@@ -29,6 +32,14 @@ class Served(Protocol):
 
     def space_for(self, identity: Identity, name: str) -> Space:
         """A space as this identity may use it. Whoever asks keeps no lease alive: what it holds ends with its ttl."""
+        ...
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        """A request was refused, and the rules have not told of it: audit and metrics hear of it from here."""
+        ...
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        """Somebody did not get in."""
         ...
 
     def ready(self) -> str | None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast.clock import elapsed_s
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.middleware.verbs import check_verb
-from holdfast.server.config import Config, ConfigFile
+from holdfast.server.config import Config, ConfigFile, make_folders
 from holdfast.server.keeper import Keeper
 from holdfast.server.logs import Logs
 
@@ -30,9 +31,12 @@ class Service:
     """Runs a keeper until it is told to stop."""
 
     def __init__(self, settings: Config | Path) -> None:
-        self._file = ConfigFile(settings, self._changed, check_verb=check_verb) if isinstance(settings, Path) else None
-        self.config = self._file.config if self._file is not None else settings
-        assert isinstance(self.config, Config)  # noqa: S101 (a path was read just now)
+        self._file: ConfigFile | None = None
+        if isinstance(settings, Path):
+            self._file = ConfigFile(settings, self._changed, check_verb=check_verb)
+            settings = self._file.config
+            make_folders(self._file.path, settings)
+        self.config = settings
         self.keeper = Keeper(self.config)
         self._logs = Logs(self.config.log.level, self.config.log.format)
 
@@ -44,12 +48,12 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         with self._logs:
             logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
-            began = loop.time()
+            began = elapsed_s()
             await self.keeper.start()
             try:
                 if self._file is not None:
                     self._file.start()
-                started(self.keeper, loop.time() - began)
+                started(self.keeper, elapsed_s() - began)
                 _collect_rarely()
                 await _first_of(self.keeper.failed, stop)
             finally:
@@ -70,8 +74,11 @@ class Service:
     def _reload(self) -> None:
         if self._file is not None:
             self._file.reload()
+        else:
+            log.info("there is no configuration file to read anew: this keeper was started without one")
         try:
-            self.keeper.renew_certificate()
+            if self.keeper.renew_certificate():
+                log.info("the certificate was read anew")
         except (InvalidInput, OSError) as exc:
             log.error("the certificate cannot be read anew, and the old one stays: %s", exc)
 

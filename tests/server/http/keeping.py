@@ -12,11 +12,13 @@ import httpx
 from holdfast import ManualClock, Space, Store
 from holdfast.clock import Clock
 from holdfast.engine import Engine
-from holdfast.errors import AuthenticationFailed
+from holdfast.errors import AuthenticationFailed, Error
 from holdfast.identity import Identity
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
+from holdfast.middleware.denials import Denial
 from holdfast.server.http import HttpServer, Limits, make_app, serve_http
+from holdfast.server.refusals import PortName
 
 MARKET, RISK, LEAD, ADMIN, FOREIGN = "hf_market", "hf_risk", "hf_lead", "hf_admin", "hf_foreign"
 TOKENS = {
@@ -56,6 +58,12 @@ class Keeper:
     def space_for(self, identity: Identity, name: str) -> Space:
         scope = self.store._scope(name, identity.agent, engine=self.around(self.store.engine))
         return Space(scope, self.store._blob_folder, self.coordination)
+
+    def denied(self, denial: Denial, seconds: float) -> None:
+        pass
+
+    def turned_away(self, port: PortName, error: Error, peer: str) -> None:
+        pass
 
     def ready(self) -> str | None:
         return self.reason

@@ -60,7 +60,7 @@ async def test_a_space_of_others_is_denied_whether_or_not_it_exists(port: Runnin
                 sent: dict[str, Any] = {"json": {}} if method != "GET" else {}
                 answer = await foreign.request(method, f"/v1/spaces/{space}/{path}", **sent)
                 assert (answer.status_code, answer.json()["error"]) == (403, "access_denied")
-                assert answer.json()["message"] == f"this token is not for space '{space}'"
+                assert answer.json()["message"] == "the token of 'market' is for space 'fabrikam' and no other"
         assert (await foreign.get("/v1/spaces")).json() == {"spaces": []}
 
 

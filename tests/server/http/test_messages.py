@@ -123,6 +123,48 @@ async def test_an_unknown_operation_and_an_unknown_field_are_refused(market: htt
         assert (response.status_code, response.json()["payload"]["error"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    ("payload", "there"),
+    [
+        ({"operation": "Watch", "key": "a"}, "Get, Set, Delete, Increment, CompareAndSwap, Lock, Unlock, Transaction"),
+        (
+            {"operation": "Transaction", "operations": [{"operation": "Lock", "key": "a"}]},
+            "Get, Set, Delete, Increment, CompareAndSwap",
+        ),
+        (
+            {
+                "operation": "Transaction",
+                "operations": [{"operation": "Delete", "key": "a"}],
+                "conditions": [{"condition": "Odd", "key": "a"}],
+            },
+            "Absent, Present, VersionIs, ValueIs, AtLeast",
+        ),
+    ],
+)
+async def test_who_asks_for_what_there_is_not_is_told_what_there_is(
+    market: httpx.AsyncClient, payload: dict[str, Any], there: str
+) -> None:
+    response = await market.post("/v1/messages", json={"id": "m", "payload": payload})
+    told = response.json()["payload"]
+    assert (response.status_code, told["error"]) == (400, "invalid_request")
+    assert told["message"].endswith(f"; there are {there}")
+
+
+@pytest.mark.parametrize("asked", [500_000_000, 5_000_000_000, 2_592_001, "31d"])
+async def test_a_lock_for_so_long_that_nobody_means_it_is_refused_with_the_unit(
+    market: httpx.AsyncClient, asked: Any
+) -> None:
+    refused = await send(market, "Lock", key="a", timeout=asked)
+    assert (refused.status_code, refused.json()["payload"]["error"]) == (400, "invalid_request")
+    assert "at most 30 days" in refused.json()["payload"]["message"]
+    assert "write seconds, or '500ms'" in refused.json()["payload"]["message"]
+    rest = await market.post("/v1/spaces/contoso/locks/a", json={"ttl": asked})
+    assert (rest.status_code, "at most 30 days" in rest.json()["message"]) == (400, True)
+    held = await ask(market, "Lock", key="a", timeout="30d")
+    renewed = await market.put(f"/v1/spaces/contoso/guards/{held['guard']}", json={"ttl": asked})
+    assert (renewed.status_code, "at most 30 days" in renewed.json()["message"]) == (400, True)
+
+
 async def test_a_lock_that_names_no_timeout_ends_after_five_seconds(
     market: httpx.AsyncClient, risk: httpx.AsyncClient, clock: ManualClock
 ) -> None:

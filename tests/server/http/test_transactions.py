@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import strategies as st
+
+from holdfast import Store
+from holdfast.layers.records import RecordTransaction
 
 URL = "/v1/spaces/contoso/transactions"
 
@@ -131,3 +136,46 @@ async def test_any_sequence_does_what_a_dictionary_does(market: httpx.AsyncClien
             else:
                 assert response.json()["results"] == wanted, (operations, state)
                 state = after
+
+
+@pytest.mark.parametrize("first", [op("Get", "n"), op("Set", "m", value=1)], ids=["reads", "one batch"])
+async def test_feed_and_audit_tell_the_id_that_the_request_has(
+    market: httpx.AsyncClient, admin: httpx.AsyncClient, first: dict[str, Any]
+) -> None:
+    start = (await market.get("/v1/spaces/contoso/feed", headers={"Accept": "application/json"})).json()["cursor"]
+    payload = {"operation": "Transaction", "operations": [first, op("Increment", "n")]}
+    for _ in range(2):
+        sent = await market.post("/v1/messages", json={"id": "m-17", "payload": payload})
+        assert sent.status_code == 200, sent.text
+    feed = await market.get("/v1/spaces/contoso/feed", params={"cursor": start}, headers={"Accept": "application/json"})
+    assert [each["request_id"] for each in feed.json()["commits"]] == ["m-17"]
+    audit = await admin.get("/v1/spaces/contoso/audit", params={"key": "records/n"})
+    assert {each["request_id"] for each in audit.json()["records"]} == {"m-17"}
+
+
+async def test_an_id_of_one_batch_is_no_id_of_a_transaction_that_reads(market: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k"}
+    body = {"operations": [op("Set", "a", value=1)]}
+    assert (await market.post(URL, json=body, headers=headers)).status_code == 200
+    other = {"operations": [op("Get", "a"), op("Set", "a", value=2)]}
+    refused = await market.post(URL, json=other, headers=headers)
+    assert (refused.status_code, "used before" in refused.json()["message"]) == (400, True)
+    assert (await market.get("/v1/spaces/contoso/records/a")).json() == 1
+
+
+async def test_the_same_request_twice_at_once_has_one_effect_and_one_answer_whatever_each_has_read(
+    store: Store,
+) -> None:
+    """As two keepers of one store may do it."""
+    space, both, numbers = store.space("contoso", agent="market"), asyncio.Barrier(2), itertools.count()
+
+    async def work(tx: RecordTransaction) -> int:
+        answer = next(numbers)
+        if answer < 2:
+            await both.wait()  # neither has committed yet
+        tx.increment("n")
+        return answer
+
+    one, two = await asyncio.gather(*(space.records.transact(work, request_id="k", asked="the same") for _ in range(2)))
+    assert one == two
+    assert await space.records.get("n") == 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +25,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.clock import elapsed_s
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
-from holdfast.identity import Identity
-from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Call, Endpoint
+from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Asked, Call, Endpoint
 from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
@@ -41,7 +42,8 @@ from holdfast.server.http.reading import (
     read_struct,
 )
 from holdfast.server.http.table import ENDPOINTS
-from holdfast.server.http.tracing import bound_to, current
+from holdfast.server.http.tracing import bind, bound_request, current
+from holdfast.server.refusals import told
 from holdfast.server.served import Served
 
 NOBODY: Final = Identity("nobody", "agent", "")
@@ -104,13 +106,18 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, port, clock = Headers(scope=scope), self._port, self._port.keeper.clock
-        bound = bound_to(headers)
-        token, began_at = current.set(bound), clock.now_ms()
+        heard = told.set([])
+        try:
+            with bound_request(Headers(scope=scope)) as bound:
+                await self._run(scope, receive, send, bound)
+        finally:
+            told.reset(heard)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, bound: Mapping[str, str]) -> None:
+        port, began, status = self._port, elapsed_s(), 0
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
             echoed["traceparent"] = bound["traceparent"]
-        status = 0
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -129,7 +136,7 @@ class Front:
             await _failed(exc)(scope, receive, answer)
         finally:
             port.running -= 1
-            took_ms = clock.now_ms() - began_at
+            took_ms = round((elapsed_s() - began) * 1000, 3)
             log.info(
                 "%s %s %d",
                 scope["method"],
@@ -137,7 +144,6 @@ class Front:
                 status,
                 extra={**current.get(), "status": status, "took_ms": took_ms},
             )
-            current.reset(token)
 
 
 class Resource:
@@ -159,6 +165,7 @@ class Resource:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
+        began = elapsed_s()
         identity = NOBODY if self._open_to(request) else self._authenticate(request)
         check_path(request.scope.get("raw_path", b""))
         if not self._methods:
@@ -171,7 +178,12 @@ class Resource:
         if self._port.running > self._port.limits.requests_max and not called.is_open:
             raise Unavailable("the server is busy; nothing was done")
         values = await self._values(called, request)
-        answer = await called.run(Call(self._port, identity, request.receive), **values)
+        call = Call(self._port, identity, request.receive, _asked(called, request, began))
+        try:
+            answer = await called.run(call, **values)
+        except Error as error:
+            call.refused(error)
+            raise
         if isinstance(answer, Response):
             return answer
         if not isinstance(answer, Answer):
@@ -187,10 +199,15 @@ class Resource:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token.startswith("hf_"):
             try:
-                return self._port.keeper.authenticate(token)
+                identity = self._port.keeper.authenticate(token)
+                bind(agent=identity.agent, **({} if identity.space == EVERY_SPACE else {"space": identity.space}))
+                return identity
             except AuthenticationFailed:
                 pass
-        raise AuthenticationFailed(REFUSED) from None
+        refused = AuthenticationFailed(REFUSED)
+        client = request.client
+        self._port.keeper.turned_away("http", refused, "" if client is None else f"{client.host}:{client.port}")
+        raise refused from None
 
     async def _values(self, called: Endpoint, request: Request) -> dict[str, Any]:
         types = called.types
@@ -207,6 +224,13 @@ class Resource:
             body = read_json(await read_body(request, self._port.limits))
             values["body"] = body if types["body"] is Any else read_as(body, types["body"], "body")
         return values
+
+
+def _asked(called: Endpoint, request: Request, began: float) -> Asked:
+    """The path after its space is the key, as far as there is one: /v1/spaces/contoso/records/cash is about records/cash."""
+    space = str(request.path_params.get("space", ""))
+    _, _, key = request.scope["path"].partition(f"/spaces/{space}/") if space else ("", "", "")
+    return Asked(called.verb, space, key, began)
 
 
 class _NoQuery(msgspec.Struct, forbid_unknown_fields=True):

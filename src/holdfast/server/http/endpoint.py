@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, get_or
 
 from starlette.types import Receive
 
+from holdfast.clock import elapsed_s
 from holdfast.errors import AccessDenied, AuthenticationFailed, Error, InvalidInput
 from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.middleware.denials import Denial
 from holdfast.server.http.failures import Failure
+from holdfast.server.http.tracing import bind
+from holdfast.server.refusals import DENIALS, told
 from holdfast.space import Space, check_space
 
 if TYPE_CHECKING:
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NOT_MODIFIED: Final = 304
 """The status of an answer that is its headers alone."""
+
+VERBS: Final = {"GET": "Get", "DELETE": "Delete"}
+"""What a method is where an endpoint does not say more; others write."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,31 @@ async def gone(receive: Receive) -> None:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a request is about, in the words of rules and audit, and when it began (`clock.elapsed_s`)."""
+
+    verb: str
+    space: str
+    key: str
+    began: float
+
+
+@dataclass(frozen=True)
 class Call:
-    """One request, as a function sees it: who asks, and of which port."""
+    """One request, as a function sees it: who asks, for what, and of which port."""
 
     port: Port
     identity: Identity
     receive: Receive
+    asked: Asked
+
+    def refused(self, error: Error, asked: Asked | None = None) -> None:
+        """Tell of a refusal that the rules have not told of: it came before them, or after."""
+        if isinstance(error, DENIALS) and not told.get():
+            of = asked or self.asked
+            space = of.space or self.identity.space
+            denial = Denial(self.identity, space, of.verb, of.key, error.code, str(error))
+            self.port.keeper.denied(denial, elapsed_s() - of.began)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Something that may wait for long: as long as the server runs, and the client is there and welcome."""
@@ -77,12 +103,15 @@ class Call:
         """A space as whoever asks may use it."""
         check_space(name)
         self.enter(name)
+        bind(space=name)
         return self.port.keeper.space_for(self.identity, name)
 
     def enter(self, name: str) -> None:
         """AccessDenied when the token is for another space, whether or not this one exists."""
         if not self.identity.may_enter(name):
-            raise AccessDenied(f"this token is not for space {name!r}")
+            # In the words of the rules: the name of another space is nothing for this one's audit.
+            who = self.identity
+            raise AccessDenied(f"the token of {who.agent!r} is for space {who.space!r} and no other")
 
     def require_admin(self, what: str) -> None:
         if self.identity.role != "admin":
@@ -114,6 +143,8 @@ class Endpoint:
     """What a success is sent as."""
     failures: tuple[type, ...]
     """How a refusal may look."""
+    verb: str
+    """What it is, to those who are told that it was refused."""
     is_open: bool
     """Whether it needs no token."""
     raw: bool
@@ -132,6 +163,7 @@ def endpoint(
     statuses: dict[int, str] | None = None,
     media: tuple[str, ...] = ("application/json",),
     failures: tuple[type, ...] = (Failure,),
+    verb: str | None = None,
     is_open: bool = False,
     raw: bool = False,
     body_shown: Any = None,
@@ -146,6 +178,7 @@ def endpoint(
         summary = " ".join((inspect.getdoc(run) or "").split("\n\n")[0].split())
         found = statuses or {200: "done"}
         shown = hints.get("body") if body_shown is None else body_shown
-        return Endpoint(method, path, run, errors, found, media, failures, is_open, raw, summary, hints, shown)
+        meant = verb or VERBS.get(method, "Set")
+        return Endpoint(method, path, run, errors, found, media, failures, meant, is_open, raw, summary, hints, shown)
 
     return describe

@@ -94,6 +94,7 @@ class FeedPage(msgspec.Struct, frozen=True):
     "/v1/spaces/{space}/feed",
     errors=(AccessDenied, Compacted, RateLimitExceeded),
     media=(JSON, EVENTS),
+    verb="Watch",
     raw=True,
 )
 async def read_feed(call: Call, path: InSpace, query: FeedQuery, headers: FeedHeaders) -> FeedPage:

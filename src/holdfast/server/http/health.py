@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import NotFound, Unavailable
+from holdfast.middleware.verbs import ADMIN
 from holdfast.server.http.endpoint import Call, endpoint
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,7 +36,7 @@ async def is_ready(call: Call) -> Status:
     return Status("ready")
 
 
-@endpoint("GET", "/metrics", errors=(NotFound,), media=("text/plain",), raw=True)
+@endpoint("GET", "/metrics", errors=(NotFound,), media=("text/plain",), verb=ADMIN, raw=True)
 async def read_metrics(call: Call) -> str:
     """Metrics in Prometheus' text format. For administrators, unless the operator has opened them."""
     port = call.port

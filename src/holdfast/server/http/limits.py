@@ -15,13 +15,19 @@ NESTING_MAX: Final = 100
 """Levels of lists and objects in a body."""
 PARAMETERS_MAX: Final = 32
 """In a query string."""
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of a body, whatever an operator allows."""
+
+
+LOCK_TTL_MS_MAX: Final = 30 * 86_400_000
+"""Of a lock that nobody renews for its client: more is taken for a mistake, such as nanoseconds in place of seconds."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one client may take, in bytes, seconds and numbers."""
 
-    body_bytes_max: int = 16 * 1024 * 1024
+    body_bytes_max: int = BODY_BYTES_MAX
     head_bytes_max: int = 32 * 1024
     head_s_max: float = 10.0
     """From a connection, or the first byte of its next request, to the end of the head."""
@@ -36,6 +42,8 @@ class Limits:
     """Running at once."""
     feeds_per_token_max: int = 8
     lock_wait_ms_max: int = 30_000
+    lock_ttl_ms: int = 5_000
+    """Of a lock whose message names no timeout."""
     heartbeat_ms: int = 15_000
     """Between two comments of a feed in which nothing happens."""
     look_ms: int = 1_000

@@ -17,9 +17,19 @@ from holdfast.keys import NAME_BYTES_MAX
 from holdfast.layers.lines import UNITS_MAX, Kind
 from holdfast.layers.locks import Guard, Wanted
 from holdfast.layers.standings import LockState, Stand
+from holdfast.middleware.verbs import ADMIN
 from holdfast.server.http.endpoint import Call, endpoint
 from holdfast.server.http.guards import guard_text, read_guard
-from holdfast.server.http.shapes import DurationText, GuardText, InSpace, Lifetime, Prefix, Repeatable, Wire
+from holdfast.server.http.shapes import (
+    DurationText,
+    GuardText,
+    HoldingTime,
+    InSpace,
+    Prefix,
+    Repeatable,
+    Wire,
+    holding_ms,
+)
 from holdfast.space import Space
 
 LockName = Annotated[
@@ -58,7 +68,7 @@ class Acquire(Wire, frozen=True):
     """What to acquire, for how long, and how long to stand in line for it (at most 30 s; 0 not at all)."""
 
     kind: Kind = "lock"
-    ttl: Lifetime = 30.0
+    ttl: HoldingTime = 30.0
     wait: DurationText | Zero = 0.0
     size: Units | None = None
     """Of a semaphore or pool; stored at first use, another one later is refused."""
@@ -71,7 +81,7 @@ class Acquire(Wire, frozen=True):
 class Renewal(Wire, frozen=True):
     """How long from now; never shorter than it was."""
 
-    ttl: Lifetime = 30.0
+    ttl: HoldingTime = 30.0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -149,7 +159,7 @@ def held(guard: Guard, kind: Kind, ttl_ms: int) -> Held:
     return Held(guard_text(kind, guard.name, guard.id), kind, guard.name, guard.token, guard.acquired_at, until)
 
 
-@endpoint("POST", "/v1/spaces/{space}/locks/{name}", errors=(LockAcquisitionError,))
+@endpoint("POST", "/v1/spaces/{space}/locks/{name}", errors=(LockAcquisitionError,), verb="Lock")
 async def acquire_lock(call: Call, path: LockAt, headers: Repeatable, body: Acquire) -> Held:
     """Acquire a lock, a permit of a semaphore, a read or write lock, a leadership, or units of a pool."""
     space = call.space(path.space)
@@ -159,7 +169,7 @@ async def acquire_lock(call: Call, path: LockAt, headers: Repeatable, body: Acqu
 
 
 def _wanted(space: Space, name: str, body: Acquire) -> Wanted:
-    wait = body.wait
+    ttl, wait = holding_ms(body.ttl, "ttl") / 1000, body.wait
     meant = {"size": ("semaphore", "pool"), "units": ("pool",), "shared": ("rw",)}
     given = {"size": body.size is not None, "units": body.units != 1, "shared": body.shared}
     for field, kinds in meant.items():
@@ -169,14 +179,14 @@ def _wanted(space: Space, name: str, body: Acquire) -> Wanted:
         if body.size is None:
             raise InvalidInput(f"a {body.kind} needs a size")
         if body.kind == "semaphore":
-            return space.semaphore(name, permits=body.size, ttl=body.ttl, wait=wait)
-        return space.pool(name, size=body.size).allocate(body.units, ttl=body.ttl, wait=wait)
+            return space.semaphore(name, permits=body.size, ttl=ttl, wait=wait)
+        return space.pool(name, size=body.size).allocate(body.units, ttl=ttl, wait=wait)
     if body.kind == "rw":
-        return (space.read_lock if body.shared else space.write_lock)(name, ttl=body.ttl, wait=wait)
-    return (space.election if body.kind == "election" else space.lock)(name, ttl=body.ttl, wait=wait)
+        return (space.read_lock if body.shared else space.write_lock)(name, ttl=ttl, wait=wait)
+    return (space.election if body.kind == "election" else space.lock)(name, ttl=ttl, wait=wait)
 
 
-@endpoint("GET", "/v1/spaces/{space}/locks")
+@endpoint("GET", "/v1/spaces/{space}/locks", verb="Lock")
 async def list_locks(call: Call, path: InSpace, query: LockQuery) -> Lines:
     """Who holds what, and who waits for it."""
     return Lines([_line(state) for state in await call.space(path.space).locks.list(query.prefix)])
@@ -191,7 +201,7 @@ def _standing(stand: Stand) -> Standing:
     return Standing(stand.agent, stand.token, stand.since, stand.expires_at, stand.units, stand.shared)
 
 
-@endpoint("DELETE", "/v1/spaces/{space}/locks/{name}", errors=(NotFound, Conflict))
+@endpoint("DELETE", "/v1/spaces/{space}/locks/{name}", errors=(NotFound, Conflict), verb=ADMIN)
 async def break_lock(call: Call, path: LockAt, query: KindQuery) -> Broken:
     """Take a lock away from whoever holds it. For administrators; the audit tells who did it."""
     call.require_admin("break a lock; its holder releases it with its guard")
@@ -199,15 +209,17 @@ async def break_lock(call: Call, path: LockAt, query: KindQuery) -> Broken:
     return Broken([_standing(stand) for stand in broken])
 
 
-@endpoint("PUT", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost))
+@endpoint("PUT", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost), verb="Lock")
 async def renew_guard(call: Call, path: GuardAt, headers: Repeatable, body: Renewal) -> Renewed:
     """Hold it longer. For the agent that acquired it."""
     guard = read_guard(path.guard)
-    until = await call.space(path.space).locks.renew(*guard, body.ttl, request_id=headers.request_id)
+    until = await call.space(path.space).locks.renew(
+        *guard, holding_ms(body.ttl, "ttl") / 1000, request_id=headers.request_id
+    )
     return Renewed(path.guard, until)
 
 
-@endpoint("DELETE", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost))
+@endpoint("DELETE", "/v1/spaces/{space}/guards/{guard}", errors=(AccessDenied, LeaseLost), verb="Unlock")
 async def release_guard(call: Call, path: GuardAt, headers: Repeatable) -> Released:
     """Give it up. For the agent that acquired it; lease_lost when it was over already."""
     await call.space(path.space).locks.release(*read_guard(path.guard), request_id=headers.request_id)

@@ -19,23 +19,34 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from holdfast.clock import as_datetime, duration_ms
+from holdfast.clock import as_datetime
 from holdfast.engine import check_label
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
 from holdfast.server.http import steps
-from holdfast.server.http.endpoint import Answer, Call, endpoint
+from holdfast.server.http.endpoint import Answer, Asked, Call, endpoint
 from holdfast.server.http.failures import Failure, failure_of, headers_of, status_of
 from holdfast.server.http.guards import read_guard, under
 from holdfast.server.http.limits import REQUEST_ID_CHARS_MAX
 from holdfast.server.http.locks import LockName, Zero, acquire, held
 from holdfast.server.http.reading import read_as
-from holdfast.server.http.shapes import DurationText, GuardText, Int64, Key, Lifetime, RequestId, SpaceName, Wire, plain
+from holdfast.server.http.shapes import (
+    DurationText,
+    GuardText,
+    HoldingTime,
+    Int64,
+    Key,
+    Lifetime,
+    RequestId,
+    SpaceName,
+    Wire,
+    holding_ms,
+    plain,
+)
 from holdfast.server.http.tracing import bind
+from holdfast.server.refusals import DENIALS
 from holdfast.space import Space
 
 KEEPER: Final = "state-keeper"
-LOCK_TTL_S: Final = 5.0
-"""Of a lock whose request names no timeout."""
 
 
 class _Told(Wire, frozen=True, tag_field="operation"):
@@ -85,10 +96,11 @@ class CompareAndSwapRequest(_Changing, frozen=True, kw_only=True, tag="CompareAn
 
 
 class LockRequest(_Told, frozen=True, kw_only=True, tag="Lock"):
-    """Answered by {guard, token, expiresAt}. `timeout` is how long it is held, `wait` how long to stand in line."""
+    """Answered by {guard, token, expiresAt}. `timeout` is how long it is held (otherwise as long as the keeper's
+    `timeout_default` says, 5 s unless it is set), `wait` how long to stand in line."""
 
     key: LockName
-    timeout: Lifetime = LOCK_TTL_S
+    timeout: HoldingTime | None = None
     wait: DurationText | Zero = 0.0
 
 
@@ -177,6 +189,8 @@ SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The name of each field, and its others. Capitals, underscores and a leading capital make no difference."""
 OPERATIONS: Final = ("Get", "Set", "Delete", "Increment", "CompareAndSwap", "Lock", "Unlock", "Transaction")
+STEPS: Final = OPERATIONS[:5]
+"""Those that a transaction may have."""
 CONDITIONS: Final = ("Absent", "Present", "VersionIs", "ValueIs", "AtLeast")
 SUFFIXES: Final = ("request", "op", "operation")
 """`GetRequest` and `GetOp` are `Get`."""
@@ -205,17 +219,20 @@ _NAMES: Final = {
 }
 
 
-def canonical(payload: dict[str, Any]) -> dict[str, Any]:
-    """A payload by its own names. What is unknown stays, and is refused by name afterwards."""
+def canonical(payload: dict[str, Any], known: tuple[str, ...] = OPERATIONS) -> dict[str, Any]:
+    """A payload by its own names. An operation must be one of those that are known; other things that are not stay, and are
+    refused by name afterwards."""
     found: dict[str, Any] = {}
     for name, value in payload.items():
         field = _FIELDS.get(_folded(name), name)
         if field in found:
             raise InvalidInput(f"the payload names {field!r} twice, once as {name[:60]!r}")
         if field in ("operation", "condition") and isinstance(value, str):
-            value = _NAMES.get(_folded(value), value)
+            value, named = _NAMES.get(_folded(value), value), known if field == "operation" else CONDITIONS
+            if value not in named:
+                raise InvalidInput(f"there is no {field} {value[:60]!r} here; there are {', '.join(named)}")
         elif field in ("operations", "conditions") and isinstance(value, list):
-            value = [canonical(each) if isinstance(each, dict) else each for each in value]
+            value = [canonical(each, STEPS) if isinstance(each, dict) else each for each in value]
         elif field in ("timeout", "ttl", "wait") and isinstance(value, dict):
             value = _seconds(field, value)
         found[field] = value
@@ -249,12 +266,21 @@ async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer
         space = call.space(call.own_space(named))
         answer, at = await _run(call, space, payload, envelope.id)
     except Error as error:
+        if isinstance(error, DENIALS):
+            call.refused(error, _asked(call, headers, envelope))
         payload = plain(failure_of(error))
         if isinstance(error, Conflict) and canonical(envelope.payload).get("operation") == "CompareAndSwap":
             payload = {"success": False, **payload}
         reply = _reply(call, envelope, payload, call.port.keeper.clock.now_ms())
         return Answer(reply, status_of(error), headers_of(error))
     return Answer(_reply(call, envelope, answer, at))
+
+
+def _asked(call: Call, headers: MessageHeaders, envelope: Envelope) -> Asked:
+    """What a message that was refused is about."""
+    told = canonical(envelope.payload)
+    verb, space, key = (str(told.get(name) or "") for name in ("operation", "space", "key"))
+    return Asked(verb, headers.space or space or envelope.recipient.partition("/")[2], key, call.asked.began)
 
 
 def _reply(call: Call, envelope: Envelope, payload: dict[str, Any], at: int) -> Reply:
@@ -267,7 +293,8 @@ async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dic
     """The reply's payload, and when it happened."""
     clock = call.port.keeper.clock
     if isinstance(payload, LockRequest):
-        ttl_ms = duration_ms(payload.timeout, name="timeout")
+        default_ms = call.port.limits.lock_ttl_ms
+        ttl_ms = default_ms if payload.timeout is None else holding_ms(payload.timeout, "timeout")
         wanted = space.lock(payload.key, ttl=ttl_ms / 1000, wait=payload.wait)
         told = held(await acquire(call, space, wanted, id), "lock", wanted.ttl_ms)
         return {"guard": told.guard, "token": told.token, "expiresAt": told.expires_at}, _ms(told.acquired_at)

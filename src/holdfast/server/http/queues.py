@@ -248,7 +248,7 @@ def _seen(each: Peeked) -> QueuedMessage:
     )
 
 
-@endpoint("POST", "/v1/spaces/{space}/reservations/{name}", errors=(Empty, LeaseLost))
+@endpoint("POST", "/v1/spaces/{space}/reservations/{name}", errors=(Empty, LeaseLost), verb="Reserve")
 async def reserve_message(call: Call, path: QueueAt, body: Reserve) -> Delivered:
     """Take the next message, for as long as the lease lasts."""
     queue = call.space(path.space).queue(path.name)
@@ -265,14 +265,14 @@ async def reserve_message(call: Call, path: QueueAt, body: Reserve) -> Delivered
     )
 
 
-@endpoint("PUT", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost,))
+@endpoint("PUT", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost,), verb="Reserve")
 async def extend_delivery(call: Call, path: DeliveryAt, body: Extend) -> Extended:
     """Have more time for it. For the agent that got it."""
     name, key = read_message(path.delivery)
     return Extended(path.delivery, await extend(call.space(path.space).queue(name), key, body.lease))
 
 
-@endpoint("DELETE", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost, Conflict))
+@endpoint("DELETE", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost, Conflict), verb="Reserve")
 async def ack_delivery(call: Call, path: DeliveryAt) -> EndedDelivery:
     """It is done. For the agent that got it."""
     name, key = read_message(path.delivery)
@@ -281,7 +281,7 @@ async def ack_delivery(call: Call, path: DeliveryAt) -> EndedDelivery:
     return EndedDelivery(settling.id, "done")
 
 
-@endpoint("POST", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost, Conflict))
+@endpoint("POST", "/v1/spaces/{space}/deliveries/{delivery}", errors=(LeaseLost, Conflict), verb="Reserve")
 async def end_delivery(call: Call, path: DeliveryAt, body: Ended) -> EndedDelivery:
     """Complete it with a result, give it back, or say that it failed; each is one commit. For the agent that got it."""
     name, key = read_message(path.delivery)

@@ -191,7 +191,7 @@ class Number(msgspec.Struct, frozen=True):
     value: int
 
 
-@endpoint("POST", "/v1/spaces/{space}/counters/{key}", errors=(Conflict, LeaseLost, QuotaExceeded))
+@endpoint("POST", "/v1/spaces/{space}/counters/{key}", errors=(Conflict, LeaseLost, QuotaExceeded), verb="Increment")
 async def increment_record(call: Call, path: At, headers: Changing, body: Increase) -> Number:
     """Add to the 64-bit number of a record; one that does not exist counts as 0."""
     records = under(call.space(path.space), headers.guard).records

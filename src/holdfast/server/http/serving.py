@@ -17,7 +17,6 @@ import itertools
 import socket
 import ssl
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from holdfast.errors import Unavailable
+from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
 from holdfast.server.http.protocol import BoundedProtocol, bounded
 from holdfast.server.sockets import unix_socket
@@ -99,10 +99,9 @@ class HttpServer:
         """How many are open."""
         return len(self._server.server_state.connections)
 
-    def limit_connections(self, count: int) -> None:
-        """So many from now on; those that are open stay."""
-        self._port.limits = replace(self._port.limits, connections_max=count)
-        self._protocol.limits = self._port.limits
+    def limit(self, limits: Limits) -> None:
+        """These limits from the next connection and the next request on; what is open stays."""
+        self._port.limits = self._protocol.limits = limits
 
     async def wait(self) -> None:
         """Return when it has stopped."""

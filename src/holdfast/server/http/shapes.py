@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from holdfast.clock import duration_ms
 from holdfast.errors import InvalidInput
 from holdfast.keys import NAME_BYTES_MAX
-from holdfast.server.http.limits import PAGE_MAX, REQUEST_ID_CHARS_MAX
+from holdfast.server.http.limits import LOCK_TTL_MS_MAX, PAGE_MAX, REQUEST_ID_CHARS_MAX
 
 SpaceName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="The space.", examples=["contoso"])
@@ -38,6 +39,14 @@ WaitText: TypeAlias = Annotated[
 ]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000_000, description="Seconds.")]
 Lifetime: TypeAlias = DurationText | Seconds
+HoldingTime: TypeAlias = (
+    DurationText
+    | Annotated[
+        float,
+        Meta(gt=0, description="Seconds.", extra_json_schema={"maximum": LOCK_TTL_MS_MAX / 1000}),
+    ]
+)
+"""How long a lock is held; read by `holding_ms`, which says more than that it is too much."""
 RequestId: TypeAlias = Annotated[
     str,
     Meta(
@@ -111,6 +120,18 @@ class Conditional(
     """Only as long as this guard is held: otherwise lease_lost, and nothing is changed."""
     if_match: EtagText | None = None
     if_none_match: Annotated[str, Meta(pattern=r"^\*$", description="Only if there is nothing yet.")] | None = None
+
+
+def holding_ms(time: float | str, name: str) -> int:
+    """For how long to hold a lock; InvalidInput when nobody can mean it."""
+    if isinstance(time, str) or time * 1000 <= LOCK_TTL_MS_MAX:
+        ms = duration_ms(time, name=name)
+        if ms <= LOCK_TTL_MS_MAX:
+            return ms
+    days = LOCK_TTL_MS_MAX // 86_400_000
+    raise InvalidInput(
+        f"{name}: a lock is held for at most {days} days, not {time!r:.60}; write seconds, or '500ms', '5s', '1h', and renew it"
+    )
 
 
 def etag(version: int) -> str:

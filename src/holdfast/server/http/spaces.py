@@ -13,6 +13,7 @@ from holdfast.engine import SpaceInfo
 from holdfast.errors import AccessDenied, Conflict, NotFound
 from holdfast.identity import EVERY_SPACE
 from holdfast.layers.audit import AuditRecord
+from holdfast.middleware.verbs import ADMIN
 from holdfast.server.http.endpoint import Answer, Call, endpoint
 from holdfast.server.http.shapes import InSpace, PageSize, Prefix, SpaceName, Version, Wire, Word
 from holdfast.space import check_space
@@ -127,7 +128,7 @@ async def read_space(call: Call, path: InSpace) -> SpaceShown:
     return _shown(await call.space(path.space).info())
 
 
-@endpoint("POST", "/v1/spaces", statuses={201: "it exists now"}, errors=(AccessDenied, Conflict))
+@endpoint("POST", "/v1/spaces", statuses={201: "it exists now"}, errors=(AccessDenied, Conflict), verb=ADMIN)
 async def create_space(call: Call, body: NewSpace) -> Answer[SpaceShown]:
     """Make a space, or find it as it is. For administrators."""
     call.require_admin("make spaces")
@@ -137,7 +138,7 @@ async def create_space(call: Call, body: NewSpace) -> Answer[SpaceShown]:
     return Answer(_shown(await engine.create(body.name, body.durability, audit_reads=body.audit_reads)), 201)
 
 
-@endpoint("DELETE", "/v1/spaces/{space}", errors=(AccessDenied, NotFound))
+@endpoint("DELETE", "/v1/spaces/{space}", errors=(AccessDenied, NotFound), verb=ADMIN)
 async def drop_space(call: Call, path: InSpace) -> Dropped:
     """Delete a space with all it holds. For administrators."""
     call.require_admin("delete spaces")
@@ -150,7 +151,7 @@ async def drop_space(call: Call, path: InSpace) -> Dropped:
     return Dropped(path.space)
 
 
-@endpoint("GET", "/v1/spaces/{space}/audit")
+@endpoint("GET", "/v1/spaces/{space}/audit", verb="Audit")
 async def read_audit(call: Call, path: InSpace, query: AuditQuery) -> AuditPage:
     """Who did what, when, and what was denied."""
     found: list[AuditShown] = []

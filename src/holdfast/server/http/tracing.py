@@ -1,15 +1,19 @@
 """What the logs of a request are bound to: its request_id, and the traceparent and correlation_id where the client sent them.
 
-`current` follows the request through everything it awaits, so that a log handler can add it to every line.
+`current` follows the request through everything it awaits, and so does what structlog adds to each record: whatever is logged
+while a request is under way says whose it is, also from deep inside.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final
+
+import structlog
 
 from holdfast.ids import new_id
 
@@ -27,6 +31,20 @@ def bound_to(headers: Mapping[str, str]) -> dict[str, str]:
     return {**bound, "traceparent": trace} if _TRACE.fullmatch(trace) else bound
 
 
+@contextmanager
+def bound_request(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """While a request is under way: what its headers say, to which `bind` adds."""
+    fields = bound_to(headers)
+    before = current.set({})
+    bind(**fields)
+    try:
+        yield fields
+    finally:
+        structlog.contextvars.unbind_contextvars(*current.get())
+        current.reset(before)
+
+
 def bind(**names: str) -> None:
     """From here on, this request's logs also have these."""
     current.set({**current.get(), **names})
+    structlog.contextvars.bind_contextvars(**names)

@@ -28,7 +28,7 @@ class Results(msgspec.Struct, frozen=True):
     results: list[Any]
 
 
-@endpoint("POST", "/v1/spaces/{space}/transactions", errors=(Conflict, LeaseLost, QuotaExceeded))
+@endpoint("POST", "/v1/spaces/{space}/transactions", errors=(Conflict, LeaseLost, QuotaExceeded), verb="Transaction")
 async def transact(call: Call, path: InSpace, headers: Changing, body: Transaction) -> Results:
     """Several operations at once, all or nothing. A Get sees the transaction's own writes."""
     space = under(call.space(path.space), headers.guard)
