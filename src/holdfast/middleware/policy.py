@@ -12,7 +12,7 @@ refused. An identity has one space; every other one is refused in the same words
 What others read must be readable: a value that is not JSON is InvalidInput. Administrators bring entries as they are.
 
 What it costs: a batch its operations or its conditions, whichever are more; a read its keys; a scan, a watch, and
-everything else 1.
+everything else 1. A part of each burst is kept for renewals (`rates.py`).
 
 How it fails. AccessDenied, RateLimitExceeded (with `retry_after`), QuotaExceeded; nothing was changed then. `denied` is
 told of each; an error of its own is logged and changes nothing.
@@ -68,6 +68,7 @@ from holdfast.middleware.verbs import (
     joins_a_line,
     readable,
     reading,
+    renews,
     territory_of,
     territory_under,
     written_for,
@@ -196,7 +197,7 @@ class PolicedEngine:
         amount, keys, bucket = sum(amounts), len(amounts), self._bucket
         if book.base + book.begun + amount > self._bytes_max or account.base + account.begun + keys > self._keys_max:
             return False
-        if bucket is not None and bucket.charge(keys, self._clock.now_ms()):
+        if bucket is not None and not bucket.charge_all(keys, self._clock.now_ms()):
             return False
         formation = Formation(self._policy.quotas, book, account, amount, keys, amounts, replies)
         went = False
@@ -323,7 +324,7 @@ class PolicedEngine:
             raise
         if self._bucket is not None:
             tokens = max(len(batch.operations), len(batch.conditions), 1)
-            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms()):
+            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms(), renewal=renews(batch)):
                 self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
         return await self._within_quota(space, batch, conditions)
 

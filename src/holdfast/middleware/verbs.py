@@ -239,6 +239,11 @@ def _verb(territory: Territory, kind: type[Operation]) -> str:
     return territory.increment
 
 
+def renews(batch: Batch) -> bool:
+    """Whether it does nothing but keep alive what is there."""
+    return bool(batch.operations) and all(type(op) is Touch for op in batch.operations)
+
+
 def joins_a_line(batch: Batch) -> bool:
     """Whether this takes a place behind others, and can wait: of a lock or an election, not on condition that it is free.
 
