@@ -22,7 +22,6 @@ from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SqliteEngine
 from holdfast.errors import AccessDenied, Conflict, Error, OutcomeUnknown, QuotaExceeded
 from holdfast.identity import Identity
-from holdfast.layers.answers import transact_once
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.middleware.growth import WITHOUT_KEYS
@@ -183,7 +182,7 @@ async def test_an_agent_that_uses_many_semaphores_and_transactions_keeps_room_fo
         for number in range(10):
             async with space.semaphore(f"gpu/{number}", permits=2), space.pool(f"disk/{number}", size=2).allocate():
                 pass
-            await transact_once(space.records, add, request_id=f"r{number}", asked="add")
+            await space.records.transact(add, request_id=f"r{number}", asked="add")
         await space.records.set("other", 1)
         assert await space.records.get("sum") == 10
         await coordination.close()

@@ -48,6 +48,9 @@ class Doorkeeper:
     def space_for(self, identity: Identity, name: str) -> Space:
         raise NotImplementedError
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        raise NotImplementedError
+
     def ready(self) -> str | None:
         return None
 

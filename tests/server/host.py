@@ -51,6 +51,9 @@ class Everything:
     def space_for(self, identity: Identity, name: str) -> Space:
         raise NotImplementedError
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        raise NotImplementedError
+
     def ready(self) -> str | None:
         return None
 

@@ -52,7 +52,7 @@ from holdfast.engine import (
 from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaExceeded, RateLimitExceeded
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
-from holdfast.middleware.denials import Denial
+from holdfast.middleware.denials import Denial, why_not_ours
 from holdfast.middleware.flights import Flight, Formation
 from holdfast.middleware.grants import Grant, grant_of
 from holdfast.middleware.messages import Misplaced
@@ -380,7 +380,7 @@ class PolicedEngine:
         if not claimed(conflict, batch, conditions):
             return conflict
         key = conflict.key or ""
-        denied = AccessDenied(_why_not_ours(conflict, key))
+        denied = AccessDenied(why_not_ours(conflict, key))
         self._told(denied, space, _verb_of(batch), key)
         return denied
 
@@ -515,6 +515,13 @@ class PolicedEngine:
 
     # --- refusals ---
 
+    def require(self, space: str, verb: str) -> None:
+        """For what is asked for by the name of a verb, whatever is in it: AccessDenied, and told, where that is not allowed."""
+        self._renew()
+        self._enter(space, verb, "")
+        if verb not in self._verbs:
+            self._deny_verb(space, verb, "")
+
     def _renew(self) -> None:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
@@ -582,16 +589,3 @@ def _last(batch: Batch) -> tuple[str, str]:
         return (demands(batch) or [("Set", "")])[-1]
     except (AttributeError, TypeError):
         return "Set", ""  # it is no batch, and was refused before that was found out
-
-
-def _why_not_ours(conflict: Conflict, key: str) -> str:
-    if conflict.condition == "mine":
-        owner = "somebody else" if conflict.actual is None else repr(conflict.actual.owner)
-        return (
-            f"{shown(key)} belongs to {owner}: outside of records one changes only what one owns. Nothing was written"
-        )
-    if key.startswith(("queues/", "reserved/", "consumers/")):
-        return f"{shown(key)} is {'there' if conflict.condition == 'absent' else 'gone'}: the message is another's. Nothing was written"
-    if conflict.condition == "absent":
-        return f"{shown(key)} is there already, and is written once. Nothing was written"
-    return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"

@@ -269,6 +269,9 @@ class Keeper:
     def space_for(self, identity: Identity, name: str) -> Space:
         return self.shown(self.engine_for(identity), identity, name)
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        self._policy.engine_for(identity).require(space, verb)
+
     def shown(self, engine: Engine, identity: Identity, name: str) -> Space:
         """A space seen through an engine, on behalf of somebody whose leases are not kept alive here."""
         return self.store.seen_through(engine, name, identity.agent, self._coordination)
@@ -297,6 +300,7 @@ class Observing:
         self.authenticate = keeper.authenticate
         self.is_valid = keeper.is_valid
         self.ready = keeper.ready
+        self.require = keeper.require
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper

@@ -31,6 +31,10 @@ class Served(Protocol):
         """A space as this identity may use it. Whoever asks keeps no lease alive: what it holds ends with its ttl."""
         ...
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        """AccessDenied where its rules do not allow this verb: of what is asked for by its name, whatever is in it."""
+        ...
+
     def ready(self) -> str | None:
         """None when requests are taken; otherwise why not."""
         ...

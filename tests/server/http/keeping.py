@@ -57,6 +57,9 @@ class Keeper:
         scope = self.store._scope(name, identity.agent, engine=self.around(self.store.engine))
         return Space(scope, self.store._blob_folder, self.coordination)
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        """There are no rules."""
+
     def ready(self) -> str | None:
         return self.reason
 
