@@ -319,6 +319,9 @@ def limits_of(config: Config) -> Limits:
     limits = config.limits
     return Limits(
         connections=limits.connections,
+        connections_before_hello=limits.connections_before_hello,
+        connections_per_token=limits.connections_per_token,
+        connections_for_administrators=limits.connections_for_administrators,
         in_flight=limits.in_flight,
         frame_bytes=limits.frame_bytes,
         idle_s=limits.idle_ms / 1000,
