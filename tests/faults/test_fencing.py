@@ -5,6 +5,7 @@ The test is also run with a holder that does not write through its guard, and mu
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -75,3 +76,23 @@ async def test_a_holder_stopped_past_its_ttl_writes_nothing_when_it_goes_on(url:
 
 async def test_without_the_fencing_condition_the_test_above_fails(url: str) -> None:
     assert await outlive_a_holder(url, "unfenced") == ("written", "paused")
+
+
+@pytest.mark.parametrize("url", ["sqlite", "keeper"], indirect=True)
+async def test_a_waiter_that_was_killed_is_skipped_long_before_its_ttl(url: str) -> None:
+    credential = os.environ["HOLDFAST_TOKEN"] if url.startswith("holdfast") else None
+    async with holdfast.open(url, background=False, token=credential) as store:
+        space = store.space("fencing", agent="successor")
+        guard = await space.lock("l", ttl="600s").acquire()
+        command = [sys.executable, "-m", "tests.faults.holder", url, "fenced", "600s"]
+        waiter = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+        try:
+            while not (await space.locks.list())[0].waiters:
+                await asyncio.sleep(0.05)
+                assert waiter.poll() is None
+        finally:
+            waiter.kill()
+            waiter.wait()
+        await guard.release()
+        async with space.lock("l", wait="60s") as successor:
+            assert successor.token > guard.token

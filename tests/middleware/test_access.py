@@ -88,6 +88,21 @@ async def test_a_denied_verb_does_not_hide_in_a_batch() -> None:
     assert sorted(await keeper.entries()) == ["records/k", "records/l"]
 
 
+async def test_what_is_remembered_of_a_request_needs_no_verb_of_its_own_and_does_not_come_alone() -> None:
+    keeper = Keeper(allowing("Increment"))
+    engine, answer = keeper.engine_of("a"), "answers/a/r1"
+    remembered = Put(answer, b"[]", 1000)
+    assert await engine.get(SPACE, [answer]) == [None]
+    await engine.commit(SPACE, batch("a", Increment("records/n", 1), remembered, when=(Absent(answer),)))
+    for alone in (batch("a", remembered), batch("a", remembered, Put("answers/a/r2", b"[]"), when=(Absent(answer),))):
+        with pytest.raises(AccessDenied, match="along with what it tells of"):
+            await engine.commit(SPACE, alone)
+    with pytest.raises(AccessDenied, match="Set"):
+        await engine.commit(SPACE, batch("a", Put("records/k", b"1"), Put("answers/a/r3", b"[]")))
+    with pytest.raises(AccessDenied):
+        await engine.commit(SPACE, batch("a", Increment("records/n", 1), Delete(answer)))
+
+
 async def test_a_condition_reads_its_key() -> None:
     keeper = Keeper(allowing("Set", "CompareAndSwap", "Transaction"))
     await keeper.admin.commit(SPACE, batch("root", Put("records/secret", b'"42"')))

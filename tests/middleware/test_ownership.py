@@ -437,7 +437,7 @@ async def test_nobody_answers_for_another_before_it_has_asked(role: Role) -> Non
             with pytest.raises(AccessDenied):
                 await mallory.commit(SPACE, batch("mallory", operation, when=when))
     assert await keeper.entries() == {}
-    own = batch("market", Put(ANSWER, b'["",1]', 1000), when=(Absent(ANSWER),))
+    own = batch("market", Put("records/k", b"1"), Put(ANSWER, b'["",1]', 1000), when=(Absent(ANSWER),))
     await keeper.engine_of("market").commit(SPACE, own)
 
 
@@ -445,7 +445,7 @@ async def test_nobody_answers_for_another_before_it_has_asked(role: Role) -> Non
 async def test_what_one_was_answered_nobody_else_reads(role: Role) -> None:
     keeper = Keeper()
     market, mallory = keeper.engine_of("market"), keeper.engine_of("mallory", role)
-    await market.commit(SPACE, batch("market", Put(ANSWER, b'["","secret"]', 1000)))
+    await market.commit(SPACE, batch("market", Put("records/k", b"1"), Put(ANSWER, b'["","secret"]', 1000)))
 
     async def follow(engine: Engine, *prefixes: str) -> list[str]:
         commits = engine.watch(SPACE, *prefixes, cursor="r0", live=False)
@@ -465,7 +465,7 @@ async def test_what_one_was_answered_nobody_else_reads(role: Role) -> None:
     ):
         assert isinstance(await refusal(attempt), AccessDenied)
     if role == "orchestrator":  # which has Audit
-        assert await follow(mallory) == []
+        assert await follow(mallory) == ["records/k"]
     assert [entry.key for entry in (await market.scan(SPACE, "answers/market/")).entries] == [ANSWER]
     assert await follow(market, "answers/market/") == [ANSWER]
     assert (await mallory.scan(SPACE, "answers/mallory/")).entries == []

@@ -15,15 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.clock import ManualClock
 from holdfast.engine import Absent, Batch, Delete, Engine, Increment, Push, Put, Receipt, SpaceInfo, Take
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SqliteEngine
-from holdfast.errors import Conflict, Error, OutcomeUnknown, QuotaExceeded
+from holdfast.errors import AccessDenied, Conflict, Error, OutcomeUnknown, QuotaExceeded
 from holdfast.identity import Identity
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.leases import Leases
+from holdfast.middleware.growth import WITHOUT_KEYS
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.quotas import DOUBT_MS
 from holdfast.middleware.rules import MB, Quota, Rules
+from holdfast.middleware.verbs import ADMIN, ORCHESTRATE, TERRITORIES
 from holdfast.middleware.wrapper import Wrapper
 from tests.middleware.keeper import SPACE, Keeper, batch, contribution, refusal
 from tests.soak import examples
@@ -39,7 +44,7 @@ def used(info: list[SpaceInfo], agent: str) -> tuple[int, int]:
     keys = [
         each.keys
         for each in usage
-        if each.owner == agent and each.subspace not in ("lists", "sets", "history", "audit", "system")
+        if each.owner == agent and each.subspace not in ("lists", "sets", "history", "permits", "audit", "system")
     ]
     return sum(keys), sum(each.bytes for each in usage if each.subspace not in ("audit", "system"))
 
@@ -124,6 +129,63 @@ async def test_places_in_lines_count_as_keys() -> None:
         await engine.commit(SPACE, batch("a", Push("locks/lock/m/", b"{}", 1000)))
     await engine.commit(SPACE, batch("a", Delete(str(receipt.results[0]))))
     await engine.commit(SPACE, batch("a", Push("locks/lock/m/", b"{}", 1000)))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Put("answers/a/{}", b"[]", 3_600_000),
+        Put("permits/semaphore/{}", b"4"),
+        Put("modes/documents/{}", b'"merge"'),
+    ],
+    ids=lambda operation: operation.key.partition("/")[0],
+)
+async def test_what_is_made_by_the_way_and_cannot_be_deleted_counts_as_bytes_and_not_as_keys(operation: Put) -> None:
+    keeper = Keeper(quota(keys=2, total=1000))
+    engine = keeper.engine_of("a")
+    for number in range(8):
+        key = operation.key.format(number)
+        await engine.commit(SPACE, batch("a", Put(key, operation.value, operation.ttl_ms), Put("records/1", b"1")))
+        with pytest.raises(AccessDenied):
+            await engine.commit(SPACE, batch("a", Delete(key)))
+    assert await put(keeper, "a", "2") is None
+    assert isinstance(await put(keeper, "a", "3"), QuotaExceeded)
+    await engine.commit(SPACE, batch("a", Delete("records/2")))
+    assert await put(keeper, "a", "3") is None
+    assert isinstance(await put(keeper, "a", "1", value=b"1" * 900), QuotaExceeded)
+
+
+def test_wherever_an_agent_makes_keys_it_can_delete_them() -> None:
+    beyond = {ADMIN, ORCHESTRATE}
+    stuck = {
+        name
+        for name, each in TERRITORIES.items()
+        if not each.by_orchestrators
+        and {each.put, each.push, each.increment, each.take} - beyond
+        and (each.delete in beyond or each.ownership == "once")
+    }
+    assert stuck - {"specs"} <= WITHOUT_KEYS  # which go with their task
+
+
+async def test_an_agent_that_uses_many_semaphores_and_transactions_keeps_room_for_its_records() -> None:
+    clock = ManualClock()
+    policy = Policy(MemoryEngine(clock=clock), clock, quota(keys=3))
+    engine: Engine = policy.engine_for(Identity("a", "agent", SPACE))
+    async with holdfast.open("memory:", clock=clock, background=False) as store:
+        coordination = Coordination(Leases(clock), engine)
+        space = store.seen_through(engine, SPACE, "a", coordination)
+
+        async def add(tx: Any) -> int:
+            tx.set("sum", await tx.get("sum", 0) + 1)
+            return 1
+
+        for number in range(10):
+            async with space.semaphore(f"gpu/{number}", permits=2), space.pool(f"disk/{number}", size=2).allocate():
+                pass
+            await space.records.transact(add, request_id=f"r{number}", asked="add")
+        await space.records.set("other", 1)
+        assert await space.records.get("sum") == 10
+        await coordination.close()
 
 
 async def test_the_audit_counts_for_nobody() -> None:

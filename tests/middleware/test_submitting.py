@@ -92,7 +92,7 @@ async def test_the_short_way_out_of_a_line_is_for_its_owner(engine: ResidentEngi
 
 
 async def test_places_count_for_rate_and_quota_on_the_short_way(engine: ResidentEngine) -> None:
-    _, market = policed(engine, quotas=(Quota("*", max_keys_per_agent=3),), rate_limits=(RateLimit("*", 1, 6),))
+    _, market = policed(engine, quotas=(Quota("*", max_keys_per_agent=3),), rate_limits=(RateLimit("*", 1, 7),))
     await market.commit(SPACE, put("a"))
     taken = [reply for n in range(4) if (reply := submit(market, place())) is not None]
     assert len(taken) == 2
@@ -129,7 +129,7 @@ async def test_who_may_not_set_or_get_has_no_short_way(engine: ResidentEngine) -
 
 
 async def test_the_rate_is_charged_on_the_short_way(engine: ResidentEngine) -> None:
-    _, market = policed(engine, rate_limits=(RateLimit("*", 1, 4),))
+    _, market = policed(engine, rate_limits=(RateLimit("*", 1, 5),))
     await market.commit(SPACE, put("a"))
     assert submit(market, put("a")) is not None
     assert market.read(SPACE, ["records/a"]) is not None

@@ -35,6 +35,8 @@ class Doorkeeper:
             AGENT: Identity("market", "agent", "contoso", "2"),
         }
     )
+    away: list[str] = field(default_factory=list)
+    """Why somebody was turned away."""
 
     def authenticate(self, token: str) -> Identity:
         if token not in self.tokens:
@@ -54,7 +56,10 @@ class Doorkeeper:
         pass
 
     def turned_away(self, port: PortName, error: Error, peer: str) -> None:
-        pass
+        self.away.append(str(error))
+
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        raise NotImplementedError
 
     def ready(self) -> str | None:
         return None

@@ -59,6 +59,9 @@ class Everything:
     def turned_away(self, port: PortName, error: Error, peer: str) -> None:
         pass
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        raise NotImplementedError
+
     def ready(self) -> str | None:
         return None
 

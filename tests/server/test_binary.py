@@ -174,9 +174,10 @@ async def test_a_token_that_is_revoked_ends_its_connections(running: Running) ->
 
 
 async def test_more_connections_than_allowed_are_turned_away(serve: Serve) -> None:
-    running = await serve(limits=Limits(connections=2))
+    running = await serve(limits=Limits(connections=2, connections_for_administrators=0))
     async with connected(running, client="a") as first, connected(running, client="b"):
         async with connected(running, None) as third:
+            third.say(Hello(PROTOCOL, ADMIN, "c"))
             reply = await third.hear()
             assert isinstance(reply, Failed)
             assert reply.code == "unavailable"

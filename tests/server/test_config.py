@@ -164,7 +164,11 @@ def test_a_file_begins_with_a_mark_of_its_encoding_or_not() -> None:
             "\nlisten:\n  htp: null",
             "keeper.yaml:3:3: listen.htp: there is no such key; did you mean http?",
         ),
-        ("limits: {zzz: 1}", "limits.zzz: there is no such key; there are connections, frame_bytes, idle, in_flight"),
+        (
+            "limits: {zzz: 1}",
+            "limits.zzz: there is no such key; there are connections, connections_before_hello, "
+            "connections_for_administrators, connections_per_token, frame_bytes, idle, in_flight",
+        ),
         (
             "policies:\n  rate_limits:\n    - agent_pattern: x\n      burst: many",
             'keeper.yaml:4:14: policies.rate_limits[0].burst: expected a whole number of at least 1, got "many"',

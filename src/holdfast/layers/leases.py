@@ -37,6 +37,7 @@ class Lease:
         self.scope = scope
         self.key = key
         self.ttl_ms = ttl_ms
+        """By how much the next touch extends it."""
         self.good_until = good_until
         """By the local clock."""
         self.renew_at = good_until - ttl_ms + ttl_ms // RENEWALS
@@ -59,10 +60,18 @@ class Lease:
         """The scope in which every write needs this lease."""
         return self.scope.guarded(Present(self.key))
 
-    def renewed(self, sent_at: int) -> None:
+    def renewed(self, sent_at: int, ttl_ms: int) -> None:
+        """It was touched. Whether that was before or after it was written with another ttl is not known, and a touch never shortens."""
         sent_at = min(sent_at, self.scope.clock.now_ms())  # it may have been set back meanwhile
-        self.good_until = sent_at + self.ttl_ms
-        self.renew_at = sent_at + self.ttl_ms // RENEWALS
+        self.good_until = max(self.good_until, sent_at + min(ttl_ms, self.ttl_ms))
+        self.renew_at = sent_at + ttl_ms // RENEWALS
+
+    def written(self, sent_at: int, ttl_ms: int) -> None:
+        """Its entry was written, with this ttl."""
+        sent_at = min(sent_at, self.scope.clock.now_ms())
+        self.ttl_ms = ttl_ms
+        self.good_until = sent_at + ttl_ms
+        self.renew_at = sent_at + ttl_ms // RENEWALS
 
 
 class Leases:
@@ -94,6 +103,12 @@ class Leases:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return lease
+
+    def written(self, lease: Lease, sent_at: int, ttl_ms: int) -> None:
+        """Its entry was written by a batch sent at `sent_at`: it has this ttl from then on."""
+        lease.written(sent_at, ttl_ms)
+        if lease.renew_at < self._look_at:
+            self._changed.set()
 
     def keeps(self, lease: Lease) -> bool:
         """Whether it is still kept alive."""
@@ -162,7 +177,8 @@ class Leases:
         scope = leases[0].scope
         while leases:
             sent_at = self._clock.now_ms()
-            batch = Batch(scope.actor, tuple(Touch(lease.key, lease.ttl_ms) for lease in leases))
+            touches = {lease: Touch(lease.key, lease.ttl_ms) for lease in leases}
+            batch = Batch(scope.actor, tuple(touches.values()))
             try:
                 await scope.engine.commit(scope.space, batch)
             except Conflict as conflict:
@@ -182,8 +198,8 @@ class Leases:
                 for lease, pause_ms in zip(leases, soon, strict=True):  # not at once
                     lease.renew_at = sent_at + pause_ms
                 return
-            for lease in leases:
-                lease.renewed(sent_at)
+            for lease, touch in touches.items():
+                lease.renewed(sent_at, touch.ttl_ms)
             return
 
     def lose(self, lease: Lease) -> None:

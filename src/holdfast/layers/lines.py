@@ -2,7 +2,7 @@
 
 A line is a key range. Whoever wants something appends an entry of its own (`push` gives it the next number, so the line is
 first in, first out) with a ttl that it keeps alive, and whoever comes first has it. Nobody ever writes another's entry: a
-waiter that dies expires and is skipped, a holder that dies likewise.
+waiter that dies expires and is skipped, a holder that dies likewise; the lease of who waits is short (`locks.WAITING_MS`).
 
     lock        the first one
     semaphore   those whose units, with all before them, fit into its size
@@ -15,8 +15,8 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 
 A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
 in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
-only when somebody sweeps, so a line is also looked at anew when the first lease in it should have ended. A line that nobody
-waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
+only when somebody sweeps, so a line is also looked at anew when the first lease of those in turn should have ended. A line
+that nobody waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     shared: bool = False
     """A reader: others that are shared may hold at the same time."""
     token: int | None = None
-    """Written when its turn came after it had waited; otherwise it had its turn when it was made, and it is the version."""
+    """Written when it began to wait, or its turn to hold, after it was made; otherwise it is the version."""
 
 
 UNREADABLE: Final = Place("?")
@@ -117,6 +117,9 @@ class Line:
         self.size = size
         self.revision = -1
         self.places: SortedDict[str, Place] = SortedDict()
+        self._ends: dict[str, int | None] = {}
+        """When their leases end, as far as it was told; they are renewed in silence."""
+        self._read_at = 0
         self.look_at = 0
         """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
         self.turns: dict[str, asyncio.Event] = {}
@@ -134,12 +137,11 @@ class Line:
             return  # another reading came first
         self.revision = revision
         self.places = SortedDict((entry.key, place_of(entry.value)) for entry in entries)
-        turns = set(in_turn(iter(self.places.items()), self.size))
-        ends = [entry.expires_at for entry in entries if entry.key in turns and entry.expires_at is not None]
-        self.look_at = min(max(min(ends, default=0), now + LOOK_MS_MIN), now + LOOK_MS_MAX)
+        self._ends = {entry.key: entry.expires_at for entry in entries}
+        self._read_at, self.look_at = now, now + LOOK_MS_MIN
         for version, change in self._meanwhile:
             self._place(version, change)
-        self.wake()
+        self.wake(now)
 
     def read(self) -> None:
         """A reading of it is over, with or without an answer."""
@@ -158,13 +160,21 @@ class Line:
         if version > self.revision:
             if change.exists:
                 self.places[change.key] = place_of(change.value)
+                self._ends[change.key] = change.expires_at
             else:
                 self.places.pop(change.key, None)
+                self._ends.pop(change.key, None)
 
-    def wake(self) -> None:
+    def wake(self, now: int) -> None:
+        """Wake those in turn, and reckon when to look again: not at once, for whose turn it is since now will tell that it lives."""
+        first = self._read_at + LOOK_MS_MAX
         for key in in_turn(iter(self.places.items()), self.size):
             if key in self.turns:
                 self.turns[key].set()
+            end = self._ends[key]
+            if end is not None and end < first:
+                first = end
+        self.look_at = max(first, min(self.look_at, now + LOOK_MS_MIN))
 
 
 class Lines:
@@ -213,7 +223,7 @@ class Lines:
                 await self._start()
             if line.revision < 0:
                 await self._read(line)
-            line.wake()
+            line.wake(self._clock.now_ms())
             yield
         finally:
             del line.turns[key]
@@ -251,9 +261,8 @@ class Lines:
                         line = self._lines.get(change.key[: change.key.rindex("/") + 1])
                         if line is not None:
                             line.apply(commit.version, change)
-                            line.wake()
-                            if change.expires_at is not None and change.expires_at < line.look_at:
-                                line.look_at = change.expires_at
+                            line.wake(self._clock.now_ms())
+                            if line.look_at < self._look_at:
                                 self._changed.set()
             except Compacted as exc:
                 log.debug("the feed of %s is followed from now: %s", self._space, exc)

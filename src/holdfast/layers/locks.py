@@ -5,10 +5,15 @@
 
 To acquire is to append an entry of one's own to the line and to wait until it is one's turn; to hold is to keep that entry
 alive; to release is to delete it. Whoever wants something alone first tries to append on condition that the line is empty
-(`Empty`): then it holds it, in one commit. To be first in the line is to hold it, so who has waited begins when the feed tells that
-those before it are gone and its own lease is good; that its turn has begun, with a whole ttl, is written meanwhile. `guard.space` is a view of the space whose every write is conditional on that entry, so
-a holder that was paused past its ttl can write nothing any more: the store refuses it with LeaseLost. `guard.token` is
-the version at which the entry was made: it grows from holder to holder, for systems outside that fence by number.
+(`Empty`): then it holds it, in one commit. To be first in the line is to hold it, so who has waited begins when the feed tells
+that those before it are gone and its own lease is good; that its turn has begun is written meanwhile. `guard.space` is a
+view of the space whose every write is conditional on that entry, so a holder that was paused past its ttl can write nothing
+any more: the store refuses it with LeaseLost. `guard.token` is the version at which the entry was made: it grows from
+holder to holder, for systems outside that fence by number.
+
+Who waits keeps its place alive with a short lease (WAITING_MS), so that one that was killed is soon skipped, and has its
+whole ttl from the moment its turn begins. Whoever is handed something holds it with a whole ttl, but for who has waited and
+renews: until the note that its turn has begun is written, or its next renewal, `expires_at` tells the end of the short lease.
 
 How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
@@ -67,6 +72,8 @@ if TYPE_CHECKING:
     from holdfast.space import Space
 
 TTL_MS: Final = 30_000
+WAITING_MS: Final = 5_000
+"""How long a place stands in line that nobody keeps alive. Who waits has this lease, if its ttl is not shorter; who holds, its ttl."""
 PROFILES_MS: Final = {"default": TTL_MS, "locks": 60_000, "long_running": 300_000}
 ATTEMPTS_MAX: Final = 16
 """How often one request id may be refused; each time costs every later one a look."""
@@ -121,17 +128,18 @@ class Guard:
         lease = self._lease
         if lease.lost.is_set():  # nobody keeps it alive any more
             raise self._lost()
-        sent_at = lease.scope.clock.now_ms()
+        sent_at, ttl_ms = lease.scope.clock.now_ms(), lease.ttl_ms
         try:
-            await lease.scope.unguarded().commit((Touch(lease.key, lease.ttl_ms),))
+            await lease.scope.unguarded().commit((Touch(lease.key, ttl_ms),))
         except Conflict as conflict:
             self._wanted.coordination.leases.lose(lease)
             raise self._lost() from conflict
-        lease.renewed(sent_at)
+        lease.renewed(sent_at, ttl_ms)
 
     def begin(self) -> None:
         """Write that one's turn has begun, unless it is over before the event loop gets to it."""
         lease, leases = self._lease, self._wanted.coordination.leases
+        lease.ttl_ms = self._wanted.ttl_ms  # of every renewal from now on, whether the note gets there or not
         note = self._wanted.note_turn
         self._beginning = asyncio.get_running_loop().call_soon(lambda: leases.aside(note(lease, self.token)))
 
@@ -183,6 +191,11 @@ class Wanted:
         return f"{'lock' if self.kind == 'rw' else self.kind} {self.name!r}"
 
     @property
+    def waiting_ms(self) -> int:
+        """The ttl of a place whose turn has not begun."""
+        return min(WAITING_MS, self.ttl_ms)
+
+    @property
     def _prefix(self) -> str:
         return LOCKS.prefix(self.kind, self.name)
 
@@ -215,7 +228,7 @@ class Wanted:
             return None
         sent_at = scope.clock.now_ms()
         try:
-            receipt = await self._append((Empty(prefix),), None)
+            receipt = await self._append((Empty(prefix),), None, self.ttl_ms)
         except Conflict as conflict:
             if self.wait_ms == 0:
                 raise self._refused([] if conflict.actual is None else [conflict.actual], "") from conflict
@@ -224,42 +237,50 @@ class Wanted:
         return Guard(self, lease, receipt.version, receipt.at)
 
     async def _stand_in_line(self, deadline: int | None, request_id: str | None) -> Guard | None:
-        """Append oneself and wait for one's turn; None when one's place was lost meanwhile."""
-        scope, leases = self.scope, self.coordination.leases
-        sent_at = scope.clock.now_ms()
-        receipt = await self._append((), request_id)
-        key = str(receipt.results[0])
-        lease = leases.keep(scope, key, self.ttl_ms, sent_at)
+        """Append oneself and wait for one's turn; None when one's place was lost meanwhile.
+
+        With the ttl of who waits, where the turn is written when it begins, or most likely has to be waited for. Who finds
+        what it shares with others is mostly in turn at once, and then needs nothing more.
+        """
+        scope, leases, lines = self.scope, self.coordination.leases, self.coordination.lines(self.scope)
         mine = request_id is None  # a place made under a request id may be held already, by who asked before
+        follows = mine and self.wait_ms != 0 and lines.follows(self._prefix)
+        ttl_ms = self.ttl_ms if mine and not follows and (self.shared or self.size > 1) else self.waiting_ms
+        sent_at = scope.clock.now_ms()
+        receipt = await self._append((), request_id, ttl_ms)
+        key, token = str(receipt.results[0]), receipt.version
+        lease = leases.keep(scope, key, ttl_ms, sent_at)
         try:
-            if mine and self.wait_ms != 0 and self.coordination.lines(scope).follows(self._prefix):
-                return await self._take_over(lease, receipt.version, deadline)  # nothing has to be read
+            if follows and lines.follows(self._prefix):
+                return await self._take_over(lease, token, deadline)  # nothing has to be read
             line = await self._line()
             if key in in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size):
-                if request_id is None:
-                    return Guard(self, lease, receipt.version, receipt.at)
-            elif request_id is None or await self._is_there(key):
+                if mine and ttl_ms == self.ttl_ms:
+                    return Guard(self, lease, token, receipt.at)
+            elif mine or await self._is_there(key):
                 mine = True
                 if self.wait_ms == 0:
                     raise self._refused(line, "")
                 if request_id is None:
-                    return await self._take_over(lease, receipt.version, deadline)
+                    if ttl_ms > self.waiting_ms and not await self._shorten(lease, token):
+                        return None
+                    return await self._take_over(lease, token, deadline)
                 if not await self._wait(lease, deadline):
                     return None
                 mine = False
-            since = await self._begin(lease, receipt.version, None if request_id is None else f"{request_id}!")
-            return None if since is None else Guard(self, lease, receipt.version, since)
+            since = await self._begin(lease, token, None if request_id is None else f"{request_id}!")
+            return None if since is None else Guard(self, lease, token, since)
         except BaseException:
             leases.release(lease)
             if mine:
                 await self._leave(lease)
             raise
 
-    async def _append(self, conditions: tuple[Condition, ...], request_id: str | None) -> Receipt:
+    async def _append(self, conditions: tuple[Condition, ...], request_id: str | None, ttl_ms: int) -> Receipt:
         """Append oneself to the line. Who goes away before it is known whether that was done takes it back."""
         scope = self.scope
         sized = self._as_agreed()
-        push = Push(self._prefix, encode(self._place()), self.ttl_ms)
+        push = Push(self._prefix, encode(self._place()), ttl_ms)
         batch = scope.batch((push,), (*conditions, *sized), request_id)
         try:
             receipt = await scope.sent(batch)
@@ -268,7 +289,7 @@ class Wanted:
                 raise
             del self.coordination.sizes[f"{scope.space} {conflict.key}"]  # whoever deleted it may have wanted another
             await self._agree_on_size()
-            return await self._append(conditions, request_id)
+            return await self._append(conditions, request_id, ttl_ms)
         except OutcomeUnknown:
             if request_id is None:
                 self.coordination.leases.aside(self._take_back(batch))
@@ -345,8 +366,17 @@ class Wanted:
             log.warning("that %s is held could not be noted; its lease is renewed all the same: %s", self.called, exc)
 
     async def _begin(self, lease: Lease, token: int, request_id: str | None) -> int | None:
-        """One's turn has come: the lease begins anew, if it is still there."""
-        put = Put(lease.key, encode(self._place(token)), self.ttl_ms)
+        """One's turn has come: the lease begins anew, with the whole ttl, if it is still there. Gives since when."""
+        return await self._write(lease, token, self.ttl_ms, request_id)
+
+    async def _shorten(self, lease: Lease, token: int) -> bool:
+        """One has to wait, against expectation: the place gets the ttl of who does. False when it was lost."""
+        lease.ttl_ms = self.waiting_ms  # before it is known to be shorter it must not be believed to be longer
+        return await self._write(lease, token, self.waiting_ms, None) is not None
+
+    async def _write(self, lease: Lease, token: int, ttl_ms: int, request_id: str | None) -> int | None:
+        """Write one's place with another ttl, from now on; gives the time, or None when it is gone."""
+        put = Put(lease.key, encode(self._place(token)), ttl_ms)
         sent_at = self.scope.clock.now_ms()
         try:
             receipt = await self.scope.commit((put,), (Present(lease.key),), request_id)
@@ -354,7 +384,8 @@ class Wanted:
             if self.coordination.leases.keeps(lease):  # else it was given up meanwhile
                 self.coordination.leases.lose(lease)
             return None
-        lease.renewed(sent_at if request_id is None else min(sent_at, receipt.at))  # it may be an old receipt
+        written_at = sent_at if request_id is None else min(sent_at, receipt.at)  # it may be an old receipt
+        self.coordination.leases.written(lease, written_at, ttl_ms)
         return receipt.at
 
     async def _leave(self, lease: Lease) -> None:
@@ -362,7 +393,7 @@ class Wanted:
         try:
             await self.scope.unguarded().commit((Delete(lease.key),))
         except Error as exc:
-            log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, self.ttl_ms, exc)
+            log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, lease.ttl_ms, exc)
 
     def _place(self, token: int | None = None) -> Place:
         return Place(self.scope.instance, self.units, self.shared, token)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Entry, Present, Touch
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Entry, Mine, Present, Touch
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, NotFound
 from holdfast.keys import unescape
 from holdfast.layers.lines import KINDS, LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of
@@ -86,29 +86,21 @@ class Locks:
 
         Gives the time of the release.
         """
-        key = await self._own(kind, name, id)
+        key = LOCKS.key(kind, name, id)
         try:
-            receipt = await self._scope.commit((Delete(key),), (Present(key),), request_id)
-            return as_datetime(receipt.at)
+            receipt = await self._scope.commit((Delete(key),), (Mine(key), Present(key)), request_id)
         except Conflict as conflict:
-            raise _over(kind, name) from conflict
+            raise _refusal(kind, name, conflict) from conflict
+        return as_datetime(receipt.at)
 
     async def renew(self, kind: Kind, name: str, id: str, ttl: Duration, *, request_id: str | None = None) -> datetime:
         """Extend what this agent acquired under this id, never shorten it; gives until when it is held now."""
-        key, ttl_ms = await self._own(kind, name, id), duration_ms(ttl, name="ttl")
+        key, ttl_ms = LOCKS.key(kind, name, id), duration_ms(ttl, name="ttl")
         try:
-            receipt = await self._scope.commit((Touch(key, ttl_ms),), (), request_id)
+            receipt = await self._scope.commit((Touch(key, ttl_ms),), (Mine(key),), request_id)
         except Conflict as conflict:
-            raise _over(kind, name) from conflict
+            raise _refusal(kind, name, conflict) from conflict
         return as_datetime(receipt.results[0])  # type: ignore[arg-type]
-
-    async def _own(self, kind: Kind, name: str, id: str) -> str:
-        """The key of one's own place. One that is gone may be named: repeating a release is no mistake."""
-        key = LOCKS.key(kind, name, id)
-        [entry] = await self._scope.engine.get(self._scope.space, [key])
-        if entry is not None and entry.owner != self._scope.actor:
-            raise AccessDenied(f"{kind} {name!r} is held by another agent; only the one that acquired it may do that")
-        return key
 
     async def _entries(self, root: str) -> Items[Entry]:
         entries: Items[Entry] = []
@@ -137,5 +129,7 @@ def _stand(entry: Entry, place: Place, holds: bool) -> Stand:
     return Stand(entry.owner, place.instance, number, token, as_datetime(began), expires_at, place.units, place.shared)
 
 
-def _over(kind: Kind, name: str) -> LeaseLost:
+def _refusal(kind: Kind, name: str, conflict: Conflict) -> AccessDenied | LeaseLost:
+    if conflict.condition == "mine":
+        return AccessDenied(f"{kind} {name!r} is held by another agent; only the one that acquired it may do that")
     return LeaseLost(f"{kind} {name!r} is not held any more: its lease ended, it was released, or somebody broke it")

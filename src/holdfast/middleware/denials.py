@@ -20,8 +20,9 @@ import msgspec
 from holdfast.clock import Clock, sleep_or
 from holdfast.codec import encode
 from holdfast.engine import OPERATIONS_MAX, SYSTEM_ACTOR, Batch, Engine, Push
-from holdfast.errors import Error
+from holdfast.errors import Conflict, Error
 from holdfast.identity import EVERY_SPACE, Identity
+from holdfast.keys import shown
 from holdfast.middleware.audited_reads import NOTE_TTL_MS, NOTES
 
 NOTES_PER_SECOND: Final = 5
@@ -133,3 +134,17 @@ class DenialNotes:
 
 def _shown(text: str) -> str:
     return text[:SHOWN_MAX].encode(errors="replace").decode()
+
+
+def why_not_ours(conflict: Conflict, key: str) -> str:
+    """What a refusal by a condition that ownership added means, to who is refused."""
+    if conflict.condition == "mine":
+        owner = "somebody else" if conflict.actual is None else repr(conflict.actual.owner)
+        return (
+            f"{shown(key)} belongs to {owner}: outside of records one changes only what one owns. Nothing was written"
+        )
+    if key.startswith(("queues/", "reserved/", "consumers/")):
+        return f"{shown(key)} is {'there' if conflict.condition == 'absent' else 'gone'}: the message is another's. Nothing was written"
+    if conflict.condition == "absent":
+        return f"{shown(key)} is there already, and is written once. Nothing was written"
+    return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"

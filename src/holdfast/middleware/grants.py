@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.identity import Identity, Role
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
-from holdfast.middleware.verbs import ADMIN, EVERY_VERB, ORCHESTRATE, VERBS
+from holdfast.middleware.verbs import ADMIN, EVERY_VERB, ORCHESTRATE, REMEMBER, VERBS
 
 T = TypeVar("T", RateLimit, Quota)
 
@@ -47,12 +47,12 @@ class Grant(msgspec.Struct, frozen=True):
 def grant_of(rules: Rules, identity: Identity) -> Grant:
     role, agent = identity.role, identity.agent
     if role == "admin":
-        return Grant(DEFAULT_VERBS[role], None, None)
+        return Grant(DEFAULT_VERBS[role] | {REMEMBER}, None, None)
     verbs = DEFAULT_VERBS[role] if rules.access_control is None else _verbs(rules.access_control, agent)
     if role == "orchestrator" and verbs >= {"Get", "Set"}:  # rules that take these away take that with them
         verbs |= {ORCHESTRATE}
     return Grant(
-        verbs,
+        verbs | {REMEMBER},
         DEFAULT_RATES[role] if rules.rate_limits is None else _first(rules.rate_limits, agent),
         DEFAULT_QUOTAS[role] if rules.quotas is None else _first(rules.quotas, agent),
     )

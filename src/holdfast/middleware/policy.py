@@ -12,7 +12,7 @@ refused. An identity has one space; every other one is refused in the same words
 What others read must be readable: a value that is not JSON is InvalidInput. Administrators bring entries as they are.
 
 What it costs: a batch its operations or its conditions, whichever are more; a read its keys; a scan, a watch, and
-everything else 1.
+everything else 1. A part of each burst is kept for renewals (`rates.py`).
 
 How it fails. AccessDenied, RateLimitExceeded (with `retry_after`), QuotaExceeded; nothing was changed then. `denied` is
 told of each; an error of its own is logged and changes nothing.
@@ -52,7 +52,7 @@ from holdfast.engine import (
 from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaExceeded, RateLimitExceeded
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.keys import shown
-from holdfast.middleware.denials import Denial
+from holdfast.middleware.denials import Denial, why_not_ours
 from holdfast.middleware.flights import Flight, Formation
 from holdfast.middleware.grants import Grant, grant_of
 from holdfast.middleware.messages import Misplaced
@@ -68,6 +68,7 @@ from holdfast.middleware.verbs import (
     joins_a_line,
     readable,
     reading,
+    renews,
     territory_of,
     territory_under,
     written_for,
@@ -196,7 +197,7 @@ class PolicedEngine:
         amount, keys, bucket = sum(amounts), len(amounts), self._bucket
         if book.base + book.begun + amount > self._bytes_max or account.base + account.begun + keys > self._keys_max:
             return False
-        if bucket is not None and bucket.charge(keys, self._clock.now_ms()):
+        if bucket is not None and not bucket.charge_all(keys, self._clock.now_ms()):
             return False
         formation = Formation(self._policy.quotas, book, account, amount, keys, amounts, replies)
         went = False
@@ -323,7 +324,7 @@ class PolicedEngine:
             raise
         if self._bucket is not None:
             tokens = max(len(batch.operations), len(batch.conditions), 1)
-            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms()):
+            if wait_ms := self._bucket.charge(tokens, self._clock.now_ms(), renewal=renews(batch)):
                 self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
         return await self._within_quota(space, batch, conditions)
 
@@ -379,7 +380,7 @@ class PolicedEngine:
         if not claimed(conflict, batch, conditions):
             return conflict
         key = conflict.key or ""
-        denied = AccessDenied(_why_not_ours(conflict, key))
+        denied = AccessDenied(why_not_ours(conflict, key))
         self._told(denied, space, _verb_of(batch), key)
         return denied
 
@@ -514,6 +515,13 @@ class PolicedEngine:
 
     # --- refusals ---
 
+    def require(self, space: str, verb: str) -> None:
+        """For what is asked for by the name of a verb, whatever is in it: AccessDenied, and told, where that is not allowed."""
+        self._renew()
+        self._enter(space, verb, "")
+        if verb not in self._verbs:
+            self._deny_verb(space, verb, "")
+
     def _renew(self) -> None:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
@@ -581,16 +589,3 @@ def _last(batch: Batch) -> tuple[str, str]:
         return (demands(batch) or [("Set", "")])[-1]
     except (AttributeError, TypeError):
         return "Set", ""  # it is no batch, and was refused before that was found out
-
-
-def _why_not_ours(conflict: Conflict, key: str) -> str:
-    if conflict.condition == "mine":
-        owner = "somebody else" if conflict.actual is None else repr(conflict.actual.owner)
-        return (
-            f"{shown(key)} belongs to {owner}: outside of records one changes only what one owns. Nothing was written"
-        )
-    if key.startswith(("queues/", "reserved/", "consumers/")):
-        return f"{shown(key)} is {'there' if conflict.condition == 'absent' else 'gone'}: the message is another's. Nothing was written"
-    if conflict.condition == "absent":
-        return f"{shown(key)} is there already, and is written once. Nothing was written"
-    return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"

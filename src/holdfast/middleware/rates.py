@@ -4,6 +4,11 @@ A bucket holds `burst` tokens and gets `max_ops_per_second` new ones a second. I
 (the rate is taken as the decimal fraction that was written), so nothing is rounded: no sequence of requests gets more than
 burst + rate x time, and a refusal names the very millisecond at which the same request would pass.
 
+A part of the burst (RESERVE) is kept for renewals, which only touch what is there: who sends all that its rate allows would
+otherwise lose what it holds. Everything else is refused when only that part is left; but for a request that is so large that
+it would never pass, and needs almost the whole burst: after that one, too, the next tokens are for renewals. A burst of 1 has
+no such part.
+
 All connections of an agent share its bucket. A bucket that owes nothing is forgotten when nobody holds it; one that owes
 something is kept, so that coming back does not fill it. When the clock is set back nobody gets tokens for it.
 """
@@ -18,12 +23,26 @@ from holdfast.middleware.rules import RateLimit
 
 KEPT_MIN: Final = 1024
 """Buckets that are kept before the first look at which of them owe nothing any more."""
+RESERVE: Final = 8
+"""One token of so many is kept for renewals, and at least one of two."""
 
 
 class Bucket:
     """What one agent of a space may still do at the moment."""
 
-    __slots__ = ("__weakref__", "_kept", "_owed", "_rates", "at_ms", "burst", "capacity", "per_ms", "unit")
+    __slots__ = (
+        "__weakref__",
+        "_kept",
+        "_open",
+        "_owed",
+        "_rates",
+        "at_ms",
+        "burst",
+        "capacity",
+        "open",
+        "per_ms",
+        "unit",
+    )
 
     def __init__(self, rates: Rates, limit: RateLimit) -> None:
         self._rates = rates
@@ -40,8 +59,11 @@ class Bucket:
         self._owed = -(-self._owed * self.unit // before)
         self.burst = limit.burst
         self.capacity = limit.burst * self.unit
+        self.open = limit.burst - reserve_of(limit.burst)
+        """What is not kept for renewals."""
+        self._open = self.open * self.unit
 
-    def charge(self, tokens: int, now_ms: int) -> int:
+    def charge(self, tokens: int, now_ms: int, *, renewal: bool = False) -> int:
         """Take so many tokens, or none and tell in how many milliseconds there will be enough; 0 when they were taken."""
         past = now_ms - self.at_ms
         self.at_ms = now_ms
@@ -51,14 +73,20 @@ class Bucket:
             if owed < 0:
                 owed = 0
         after = owed + tokens * self.unit
-        if after > self.capacity:
-            self._owed = owed
-            return -((self.capacity - after) // self.per_ms)
+        if after > self._open:
+            limit = self.capacity if renewal or tokens > self.open else self._open
+            if after > limit:
+                self._owed = owed
+                return -((limit - after) // self.per_ms)
         self._owed = after
         if not self._kept:
             self._kept = True
             self._rates.keep(self)
         return 0
+
+    def charge_all(self, requests: int, now_ms: int) -> bool:
+        """Take the tokens of so many requests of one each, or none; whether they were taken."""
+        return requests <= self.open and not self.charge(requests, now_ms)
 
     def give_back(self, tokens: int) -> None:
         """They were taken, and what they were for was not done."""
@@ -70,6 +98,11 @@ class Bucket:
 
     def let_go(self) -> None:
         self._kept = False
+
+
+def reserve_of(burst: int) -> int:
+    """How many tokens of a burst are kept for renewals."""
+    return max(1, burst // RESERVE) if burst > 1 else 0
 
 
 class Rates:

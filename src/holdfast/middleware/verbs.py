@@ -19,7 +19,8 @@ one operation on records needs Transaction besides. `claims` gives the condition
 commit itself. Both depend on the batch and nothing else, so a repeated request gets the same conditions and the same digest.
 
 A subspace that is not in the table is closed to everybody but administrators, and so is what needs ADMIN, a verb that no
-rule can give; ORCHESTRATE is one that comes with the role. A new capability adds its line here.
+rule can give; ORCHESTRATE is one that comes with the role. REMEMBER everybody has: what is remembered of a request needs no
+verb, so that the same request is allowed or denied under an id and without one. A new capability adds its line here.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ ADMIN: Final = "Admin"
 """What no rule can give: only administrators have it."""
 ORCHESTRATE: Final = "Orchestrate"
 """What no rule can give either: orchestrators and administrators have it."""
+REMEMBER: Final = "Remember"
+"""What no rule can take: everybody has it. A request under an id needs the same verbs as without one."""
 
 Ownership = Literal["free", "own", "line", "once", "named", "message", "task", "workflow", "tally"]
 
@@ -152,7 +155,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "journal": _GIVEN,
     "shared": _GIVEN,
     "schedules": _GIVEN,
-    "answers": Territory("Transaction", "Transaction", "Transaction", ownership="named", named=1, private=True),
+    "answers": Territory(REMEMBER, REMEMBER, REMEMBER, ownership="named", named=1, private=True),
     "audit": Territory("Audit"),
     "system": CLOSED,
 }
@@ -239,6 +242,11 @@ def _verb(territory: Territory, kind: type[Operation]) -> str:
     return territory.increment
 
 
+def renews(batch: Batch) -> bool:
+    """Whether it does nothing but keep alive what is there."""
+    return bool(batch.operations) and all(type(op) is Touch for op in batch.operations)
+
+
 def joins_a_line(batch: Batch) -> bool:
     """Whether this takes a place behind others, and can wait: of a lock or an election, not on condition that it is free.
 
@@ -275,6 +283,8 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
                 raise Misplaced(
                     key, f"it is not named after {batch.actor!r}, and here one writes under one's own name only"
                 )
+            if territory.put == REMEMBER and all(territory_of(_place(each)) is territory for each in batch.operations):
+                raise Misplaced(key, "an answer is written along with what it tells of")
             continue
         if kind is Push and territory.elements and key.count("/") != territory.elements:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
@@ -301,6 +311,11 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
             if ownership == "line" and (kind is Put or kind is Increment):
                 conditions.append(Present(key))
     return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
+
+
+def _place(op: Operation) -> str:
+    """The key, or the prefix, that an operation writes at."""
+    return op.target if isinstance(op, Take) else op.prefix if isinstance(op, Push) else op.key
 
 
 def named_in(key: str) -> str | None:

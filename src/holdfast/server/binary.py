@@ -4,6 +4,7 @@ A connection says who it is (`Hello`) and then sends requests without waiting. E
 answered when it is done; answers that are ready together leave together. A connection has at most `in_flight` requests
 under way: beyond that, nothing more of it is read until some are answered, so one that floods delays itself. The same
 happens when it does not take its answers, when it has had its turn (TURN_FRAMES), and for a moment when it is over its rate.
+How many there may be, and whose, is in `admission.py`.
 
 How it fails. What cannot be read as a message is answered with `invalid_request`; if not even an id can be found, the
 connection is closed. When a connection ends, its watches end, and what it had sent is finished: its client connects again
@@ -25,6 +26,7 @@ import msgspec
 from holdfast.errors import Error
 from holdfast.identity import Identity
 from holdfast.middleware.telemetry import Observe, Span
+from holdfast.server.admission import Admission
 from holdfast.server.connection import Connection
 from holdfast.server.served import Served
 from holdfast.server.sockets import unix_socket
@@ -42,6 +44,9 @@ class Limits(msgspec.Struct, frozen=True):
     """What clients may do at most."""
 
     connections: int = 10_000
+    connections_before_hello: int = 10_000
+    connections_per_token: int = 10_000
+    connections_for_administrators: int = 16
     in_flight: int = 1_024
     watches: int = 1_000
     frame_bytes: int = 24 * 1024 * 1024
@@ -62,6 +67,7 @@ class BinaryPort:
         self.sole_owner = sole_owner
         """Nobody but this process commits to the store: what `Batch.fresh` promises is then known to hold."""
         self.connections: set[Connection] = set()
+        self.admission = Admission(self)
         self.clients: dict[tuple[str, str], Connection] = {}
         self.closing: str | None = None
         self._servers: list[asyncio.Server] = []
@@ -87,6 +93,7 @@ class BinaryPort:
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.admission.leave(connection)
         if self._last_gone is not None and not self.connections:
             self._last_gone.set()
 

@@ -79,12 +79,16 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, rename={"idle_ms": "idle"}):
-    """What is too much: connections in all, requests under way on one of them, bytes of a request, silence."""
+    """What is too much: connections in all, requests under way on one of them, bytes of a request, silence; and of the
+    connections, how many may not have said who they are, be of one token, and come besides, if they are administrators'."""
 
     connections: int = 1024
     in_flight: int = 256
     frame_bytes: int = FRAME_BYTES_MAX
     idle_ms: int = 300_000
+    connections_before_hello: int = 512
+    connections_per_token: int = 256
+    connections_for_administrators: int = 16
 
 
 class SpaceSettings(msgspec.Struct, frozen=True):
@@ -195,6 +199,9 @@ def _leaves(check_verb: CheckVerb | None) -> dict[tuple[type, str], Leaf]:
         (Listen, "http"): address,
         (Listen, "unix"): unix_path,
         (Limits, "connections"): whole(1, CONNECTIONS_MAX),
+        (Limits, "connections_before_hello"): whole(1, CONNECTIONS_MAX),
+        (Limits, "connections_per_token"): whole(1, CONNECTIONS_MAX),
+        (Limits, "connections_for_administrators"): whole(0, CONNECTIONS_MAX),
         (Limits, "in_flight"): whole(1, CONNECTIONS_MAX),
         (Limits, "frame_bytes"): sized(FRAME_BYTES_MIN, FRAME_BYTES_MAX),
         (Limits, "idle_ms"): duration,

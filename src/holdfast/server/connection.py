@@ -135,13 +135,12 @@ class Connection(asyncio.Protocol):
     # --- the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        port = self.port
-        if port.closing is not None or len(port.connections) >= port.limits.connections:
-            reason = port.closing or f"there are {len(port.connections):,} connections already; try again later"
-            self._give_up(Unavailable(reason))
-            return
-        port.connections.add(self)
+        self._transport, port = cast(asyncio.Transport, transport), self.port
+        if port.closing is not None:
+            self.turn_away(Unavailable(port.closing))
+        else:
+            port.connections.add(self)
+            port.admission.come(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
@@ -239,10 +238,10 @@ class Connection(asyncio.Protocol):
                 else:
                     self._request(message)
         except Error as exc:
-            self._give_up(exc)
+            self.turn_away(exc)
         except Exception:
             log.exception("a connection is closed: what it sent could not be dealt with")
-            self._give_up(Unavailable("the keeper failed inside; its log says more"))
+            self.turn_away(Unavailable("the keeper failed inside; its log says more"))
 
     def _request(self, message: Request) -> None:
         if isinstance(message, Watch):
@@ -318,11 +317,12 @@ class Connection(asyncio.Protocol):
     def _send_failure(self, id: int | None, error: Error) -> None:
         """Answer a request with an error; without an id, it is the connection's and its last answer."""
         if id is None:
-            self._give_up(error)
+            self.turn_away(error)
         else:
             self.send(failed(id, error))
 
-    def _give_up(self, error: Error) -> None:
+    def turn_away(self, error: Error) -> None:
+        """Say why, and end."""
         if self.identity is None:
             self.port.turned_away(self._transport, error)
         self.send(failed(0, error))
@@ -364,11 +364,11 @@ class Connection(asyncio.Protocol):
             return
         elif identity is None:
             if now - self._began_at > HELLO_S and not self._held:
-                self._give_up(AuthenticationFailed(f"no Hello within {HELLO_S:g} s"))
+                self.turn_away(AuthenticationFailed(f"no Hello within {HELLO_S:g} s"))
         elif not self.port.keeper.is_valid(identity):
-            self._give_up(AuthenticationFailed("the token has ended or was revoked"))
+            self.turn_away(AuthenticationFailed("the token has ended or was revoked"))
         elif now - self._heard_at > limits.idle_s and not self.in_flight:
-            self._give_up(Unavailable(f"nothing was heard for {limits.idle_s:g} s"))
+            self.turn_away(Unavailable(f"nothing was heard for {limits.idle_s:g} s"))
 
     # --- the beginning ---
 
@@ -382,6 +382,7 @@ class Connection(asyncio.Protocol):
         identity = self.port.keeper.authenticate(message.token)
         self._client, self._together = (identity.token_id, message.client), message.together
         before = self.port.clients.get(self._client)
+        self.port.admission.enter(self, identity, before)
         self.port.clients[self._client] = self
         if before is None or before is self:
             self._welcome(identity)
@@ -397,7 +398,7 @@ class Connection(asyncio.Protocol):
             if not self._closed:
                 self._welcome(identity)
         except Error as exc:
-            self._give_up(exc)
+            self.turn_away(exc)
         finally:
             self.let_go()
             self._finished()

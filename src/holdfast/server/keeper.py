@@ -309,6 +309,9 @@ class Keeper:
     def space_for(self, identity: Identity, name: str) -> Space:
         return self.shown(self.engine_for(identity), identity, name)
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        self._policy.engine_for(identity).require(space, verb)
+
     def shown(self, engine: Engine, identity: Identity, name: str) -> Space:
         """A space seen through an engine, on behalf of somebody whose leases are not kept alive here."""
         return self.store.seen_through(engine, name, identity.agent, self._coordination)
@@ -339,6 +342,7 @@ class Observing:
         self.ready = keeper.ready
         self.denied = keeper.denied
         self.turned_away = keeper.turned_away
+        self.require = keeper.require
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
@@ -357,6 +361,9 @@ def limits_of(config: Config) -> Limits:
     limits = config.limits
     return Limits(
         connections=limits.connections,
+        connections_before_hello=limits.connections_before_hello,
+        connections_per_token=limits.connections_per_token,
+        connections_for_administrators=limits.connections_for_administrators,
         in_flight=limits.in_flight,
         frame_bytes=limits.frame_bytes,
         idle_s=limits.idle_ms / 1000,

@@ -42,6 +42,10 @@ class Served(Protocol):
         """Somebody did not get in."""
         ...
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        """AccessDenied where its rules do not allow this verb: of what is asked for by its name, whatever is in it."""
+        ...
+
     def ready(self) -> str | None:
         """None when requests are taken; otherwise why not."""
         ...

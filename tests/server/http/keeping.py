@@ -65,6 +65,9 @@ class Keeper:
     def turned_away(self, port: PortName, error: Error, peer: str) -> None:
         pass
 
+    def require(self, identity: Identity, space: str, verb: str) -> None:
+        """There are no rules."""
+
     def ready(self) -> str | None:
         return self.reason
 

@@ -106,6 +106,10 @@ class Call:
         bind(space=name)
         return self.port.keeper.space_for(self.identity, name)
 
+    def require(self, space: str, verb: str) -> None:
+        """AccessDenied where the rules of whoever asks do not allow this verb."""
+        self.port.keeper.require(self.identity, space, verb)
+
     def enter(self, name: str) -> None:
         """AccessDenied when the token is for another space, whether or not this one exists."""
         if not self.identity.may_enter(name):

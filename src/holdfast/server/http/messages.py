@@ -304,6 +304,7 @@ async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dic
         return {"value": await space.records.get(payload.key)}, clock.now_ms()
     space = under(space, payload.guard)
     if isinstance(payload, TransactionRequest):
+        call.require(space.name, "Transaction")
         outcome = await steps.run_steps(space, clock, payload.conditions, payload.operations, id)
         return {"result": outcome.results[-1], "results": outcome.results}, outcome.at
     outcome = await steps.run_steps(space, clock, [], [_step(payload)], id)

@@ -32,6 +32,7 @@ class Results(msgspec.Struct, frozen=True):
 async def transact(call: Call, path: InSpace, headers: Changing, body: Transaction) -> Results:
     """Several operations at once, all or nothing. A Get sees the transaction's own writes."""
     space = under(call.space(path.space), headers.guard)
+    call.require(path.space, "Transaction")
     clock = call.port.keeper.clock
     outcome = await run_steps(space, clock, body.conditions, body.operations, headers.request_id)
     return Results(outcome.results[-1], outcome.results)
