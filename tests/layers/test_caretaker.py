@@ -252,3 +252,14 @@ async def test_a_feed_that_grows_faster_than_a_round_forgets_is_forgotten_by_the
         await store._caretaker.round(space.name)
         clock.advance("1s")
     assert (await space.info()).feed_floor >= 25
+
+
+async def test_a_feed_that_somebody_forgets_meanwhile_is_looked_at_again(
+    store: Store, space: Space, clock: ManualClock
+) -> None:
+    for number in range(5):
+        await space.records.set("k", number)
+    before = await space.info()
+    await space._scope.engine.compact(space.name, 3)
+    assert await store._caretaker._forget(before, 5, clock.now_ms())
+    assert not await store._caretaker._forget(await space.info(), 5, clock.now_ms())

@@ -18,7 +18,7 @@ from typing import Final
 from holdfast.clock import Clock
 from holdfast.codec import encode
 from holdfast.engine import SYSTEM_ACTOR, Absent, Batch, Delete, Engine, Put, SpaceInfo, Touch, ValueIs, cursor_at
-from holdfast.errors import Conflict, Error
+from holdfast.errors import Compacted, Conflict, Error
 from holdfast.ids import new_id
 from holdfast.layers.audit import Audit
 from holdfast.layers.collector import collect
@@ -169,10 +169,13 @@ class Caretaker:
         if kept_ms is None:
             return False
         upto, count = info.feed_floor, 0
-        async for commit in self._engine.watch(info.name, cursor=cursor_at(upto), live=False):
-            if commit.at >= now - kept_ms or commit.version > sealed or count >= FORGET_MAX:
-                break
-            upto, count = commit.version, count + 1
+        try:
+            async for commit in self._engine.watch(info.name, cursor=cursor_at(upto), live=False):
+                if commit.at >= now - kept_ms or commit.version > sealed or count >= FORGET_MAX:
+                    break
+                upto, count = commit.version, count + 1
+        except Compacted:
+            return True  # somebody forgot it meanwhile, or the engine, which keeps only so much
         if upto > info.feed_floor:
             await self._engine.compact(info.name, upto)
         return count >= FORGET_MAX
