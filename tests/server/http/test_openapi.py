@@ -79,7 +79,7 @@ async def test_the_page_for_people_shows_every_path_and_loads_nothing(port: Runn
 
 
 async def hold_against_the_document(
-    url: str, token: str, folder: Path, request_s: int, phases: str = "examples,fuzzing", examples: int = 3
+    url: str, token: str, folder: Path, request_s: int, phases: str = "examples,fuzzing", examples: int = 1
 ) -> None:
     """schemathesis sends what fits the document and what does not, and compares every answer with it."""
     process = await asyncio.create_subprocess_exec(
