@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, NotFound, Space, Stand, Store
-from holdfast.engine import Batch, Change, Engine, Entry, Page, Receipt
+from holdfast.engine import Batch, Change, ChangeSet, Engine, Entry, Page, Receipt
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.lines import Line, Place, in_turn
@@ -60,6 +60,8 @@ class Counted(Wrapper):
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.asked: Counter[str] = Counter()
+        self.heard: list[str] = []
+        """The keys that the feed told of."""
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         self.asked["commit"] += 1
@@ -72,6 +74,11 @@ class Counted(Wrapper):
     async def scan(self, space: str, prefix: str, **how: Any) -> Page:  # type: ignore[override]
         self.asked["read"] += 1
         return await self.inner.scan(space, prefix, **how)
+
+    async def watch(self, *args: Any, **how: Any) -> AsyncIterator[ChangeSet]:
+        async for commit in self.inner.watch(*args, **how):
+            self.heard += [change.key for change in commit.changes]
+            yield commit
 
 
 Counting = Callable[[Space], tuple[Counted, Space]]
@@ -576,6 +583,19 @@ def test_a_line_that_is_read_for_the_first_time_is_as_the_feed_tells_since() -> 
     assert list(line.places) == ["l/2", "l/3"]
 
 
+async def test_who_waits_in_one_line_hears_nothing_of_others(space: Space, other: Space, counting: Counting) -> None:
+    counted, view = counting(space)
+    async with other.lock("a"):
+        first = asyncio.ensure_future(view.lock("a", wait=None).acquire())
+        await soon(waiting(space, "a", 1))
+        for _ in range(3):
+            async with other.lock("b"):
+                pass
+    guard = await soon(first)
+    assert {key.split("/")[2] for key in counted.heard} == {"a"}
+    await guard.release()
+
+
 async def test_a_line_that_nobody_waits_in_is_forgotten_after_a_while(
     space: Space, other: Space, clock: ManualClock
 ) -> None:
@@ -592,4 +612,4 @@ async def test_a_line_that_nobody_waits_in_is_forgotten_after_a_while(
         clock.advance("6s")
         await asyncio.sleep(0.01)
     assert lines._lines == {}
-    assert lines._tasks == []
+    assert lines._looking is None

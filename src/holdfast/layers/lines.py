@@ -13,10 +13,11 @@ Once it is somebody's turn it stays so as long as its entry lives, because entri
 Whoever may write here may write anything. A place that cannot be read, or asks for less than one unit, counts as one unit that
 is not shared: it neither breaks the line for others nor makes room in it. What is no place at all is passed over.
 
-A process that has somebody waiting in a space follows the feed there, once, and keeps a copy of each line that it waits
-in. A change that makes it a local waiter's turn wakes that one and nobody else, without a read. Expiries are in the feed
-only when somebody sweeps, so a line is also looked at anew when the first lease of those in turn should have ended. A line
-that nobody waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
+A process that has somebody waiting in a line keeps a copy of it and follows what the feed tells of it, once however many
+wait; of other lines it hears nothing. A change that makes it a local waiter's turn wakes that one and nobody else, without
+a read. Expiries are in the feed only when somebody sweeps, so a line is also looked at anew when the first lease of those
+in turn should have ended. A line that nobody waits in any more is followed for a moment longer: where there was a waiter
+there will soon be another.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
 LOOK_MS_MAX: Final = 5_000
 LINGER_MS: Final = 200
-"""How long a line is followed after its last local waiter. Longer than a handover; not long, for the feed tells of every line."""
+"""How long a line is followed after its last local waiter. Longer than a handover; not long, for it is told of every change."""
 PLACE_BYTES_MAX: Final = 4096
 """A longer value is no place. The feed shows values up to a limit, and everybody must see the same."""
 RETRY_MS: Final = 100
@@ -126,10 +127,11 @@ class Line:
         """Local waiters."""
         self.idle_at = 0
         """Until when it is followed although nobody waits here."""
+        self.following: asyncio.Task[None] | None = None
         self.readings = 0
         """How often it is being read at this moment."""
         self._meanwhile: list[tuple[int, Change]] = []
-        """What the feed told since it is being read, or was made: the answer may be older."""
+        """What the feed told since it is being read: the answer may be older."""
 
     def replace(self, entries: list[Entry], revision: int, now: int) -> None:
         """The line as it was read at a revision; of what the feed told before, the newer part is kept."""
@@ -146,15 +148,14 @@ class Line:
     def read(self) -> None:
         """A reading of it is over, with or without an answer."""
         self.readings -= 1
-        if not self.readings and self.revision >= 0:
+        if not self.readings:
             self._meanwhile.clear()
 
     def apply(self, version: int, change: Change) -> None:
         """One change of the feed."""
-        if self.revision < 0 or self.readings:
+        if self.readings:
             self._meanwhile.append((version, change))
-        if self.revision >= 0:
-            self._place(version, change)
+        self._place(version, change)
 
     def _place(self, version: int, change: Change) -> None:
         if version > self.revision:
@@ -176,6 +177,12 @@ class Line:
                 first = end
         self.look_at = max(first, min(self.look_at, now + LOOK_MS_MIN))
 
+    def stop(self) -> None:
+        """Hear of nothing any more."""
+        if self.following is not None:
+            self.following.cancel()
+            self.following = None
+
 
 class Lines:
     """The lines of one space in which somebody waits in this process."""
@@ -185,7 +192,7 @@ class Lines:
         self._space = space
         self._clock = clock
         self._lines: dict[str, Line] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._look_at = 0
         """When lines are looked at next."""
@@ -194,7 +201,7 @@ class Lines:
     def follows(self, prefix: str) -> bool:
         """Whether this line is known, and what changes in it will be heard of."""
         line = self._lines.get(prefix)
-        return line is not None and line.revision >= 0 and bool(self._tasks)
+        return line is not None and line.following is not None
 
     def crowded(self, prefix: str) -> bool:
         """Whether somebody is known to stand in this line."""
@@ -219,10 +226,13 @@ class Lines:
             line = self._lines[prefix] = Line(prefix, size)
         line.turns[key] = turn
         try:
-            if not self._tasks:
-                await self._start()
+            loop = asyncio.get_running_loop()
+            if self._looking is None:
+                self._looking = loop.create_task(self._look())
             if line.revision < 0:
                 await self._read(line)
+            if line.following is None and not self.closed:
+                line.following = loop.create_task(self._follow(line))
             line.wake(self._clock.now_ms())
             yield
         finally:
@@ -232,72 +242,60 @@ class Lines:
                 if line.idle_at < self._look_at:
                     self._changed.set()
 
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = []
-
     def close(self) -> None:
         """Stop for ever, and wake whoever still stands in a line: their turn will not come."""
         self.closed = True
-        self.stop()
+        if self._looking is not None:
+            self._looking.cancel()
         for line in self._lines.values():
+            line.stop()
             for turn in line.turns.values():
                 turn.set()
 
-    async def _start(self) -> None:
-        """Follow the feed from here on."""
-        found = await self._engine.spaces(self._space)
-        if not self._tasks:
-            loop, cursor = asyncio.get_running_loop(), cursor_at(found[0].revision if found else 0)
-            self._tasks = [loop.create_task(self._follow(cursor)), loop.create_task(self._look())]
-
-    async def _follow(self, cursor: str) -> None:
+    async def _follow(self, line: Line) -> None:
+        """Hear what changes in a line, from what was read of it on."""
+        cursor = cursor_at(line.revision)
         while True:
             try:
-                async for commit in self._engine.watch(self._space, LOCKS.root, cursor=cursor):
+                async for commit in self._engine.watch(self._space, line.prefix, cursor=cursor):
                     cursor = commit.cursor
                     for change in commit.changes:
-                        line = self._lines.get(change.key[: change.key.rindex("/") + 1])
-                        if line is not None:
-                            line.apply(commit.version, change)
-                            line.wake(self._clock.now_ms())
-                            if line.look_at < self._look_at:
-                                self._changed.set()
+                        line.apply(commit.version, change)
+                    line.wake(self._clock.now_ms())
+                    if line.look_at < self._look_at:
+                        self._changed.set()
             except Compacted as exc:
-                log.debug("the feed of %s is followed from now: %s", self._space, exc)
-                cursor = await self._now(cursor)
+                log.debug("line %s is followed from now: %s", line.prefix, exc)
+                cursor = await self._now(line, cursor)
             except Error as exc:
                 # Each try of one who may not is noted.
                 pause_ms = LOOK_MS_MAX if isinstance(exc, AccessDenied) else RETRY_MS
-                log.warning("the feed of %s cannot be followed and is tried again: %s", self._space, exc)
+                log.warning("line %s cannot be followed, and is tried again: %s", line.prefix, exc)
                 await self._clock.sleep_until(self._clock.now_ms() + pause_ms)
 
-    async def _now(self, cursor: str) -> str:
-        """Read every line anew; the feed is followed from before that."""
+    async def _now(self, line: Line, cursor: str) -> str:
+        """Read a line anew, and where to follow it from."""
         try:
-            found = await self._engine.spaces(self._space)
-            for line in list(self._lines.values()):
-                await self._read(line)
+            await self._read(line)
         except Error as exc:
-            log.warning("the lines of %s cannot be read and are tried again: %s", self._space, exc)
+            log.warning("line %s cannot be read and is tried again: %s", line.prefix, exc)
             await self._clock.sleep_until(self._clock.now_ms() + RETRY_MS)
             return cursor
-        return cursor_at(found[0].revision if found else 0)
+        return cursor_at(line.revision)
 
     async def _look(self) -> None:
         """Look at a line anew when a lease in it should have ended; forget the lines that nobody waits in."""
         while True:
             self._changed.clear()
             now = self._clock.now_ms()
-            # Later than it can be: the clock was set back.
-            self._lines = {
-                prefix: line
-                for prefix, line in self._lines.items()
-                if line.turns or now < line.idle_at <= now + LINGER_MS
-            }
+            for prefix, line in list(self._lines.items()):
+                # Later than it can be: the clock was set back.
+                if not line.turns and not now < line.idle_at <= now + LINGER_MS:
+                    line.stop()
+                    del self._lines[prefix]
             if not self._lines:
-                return self.stop()
+                self._looking = None
+                return
             for line in [
                 line
                 for line in self._lines.values()
