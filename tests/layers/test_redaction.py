@@ -82,6 +82,32 @@ def test_an_encoded_value_is_shown_as_the_value_itself_is(data: bytes) -> None:
     redaction = Redaction(fields=["пароль"], keys=["vault/*"])
     assert redaction.read("user", data) == redaction.value("user", decode(data))
     assert redaction.read("vault/x", data) == "[redacted]"
+    unlocked = Redaction(fields=["пароль"])
+    plain = unlocked.is_plain(f"user\n{data.decode()}")
+    assert unlocked.disclosed(data, plain) == unlocked.value("user", decode(data))
+
+
+async def test_many_commits_looked_at_together_hide_what_each_by_itself_hides(url: str, clock: ManualClock) -> None:
+    async with holdfast.open(url, clock=clock, background=False, redact=Redaction(keys=["vault/*"])) as store:
+        space = store.space("contoso", agent="market")
+        kept = {"a": {"name": "Ada"}, "api_key": "p-1", "b": {"pwd": "p-2"}, "vault/x": "p-3", "c": decode(nested(70))}
+        for key, value in kept.items():
+            await space.records.set(key, value)
+        await space.audit.seal()
+        shown = {record.key: record.value async for record in space.audit.records()}
+        hidden = {"records/api_key", "records/vault/x"}
+        assert {key for key, value in shown.items() if value == "[redacted]"} == hidden
+        assert (shown["records/a"], shown["records/b"]) == ({"name": "Ada"}, {"pwd": "[redacted]"})
+        assert "[redacted]" in str(shown["records/c"])
+
+
+async def test_commits_that_hold_nothing_suspicious_are_shown_but_for_what_is_too_deep(space: Space) -> None:
+    await space.records.set("a", {"name": "Ada"})
+    await space.records.set("b", decode(nested(70)))
+    await space.audit.seal()
+    shown = {record.key: record.value async for record in space.audit.records()}
+    assert shown["records/a"] == {"name": "Ada"}
+    assert "[redacted]" in str(shown["records/b"])
 
 
 async def test_the_audit_shows_neither_secrets_nor_tokens_however_they_are_named(space: Space) -> None:

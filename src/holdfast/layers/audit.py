@@ -42,7 +42,7 @@ from holdfast.engine import (
 )
 from holdfast.errors import Compacted, Conflict, Damaged, InvalidInput
 from holdfast.identity import hidden
-from holdfast.keys import subspace_of, unescape
+from holdfast.keys import unescape
 from holdfast.layers.batch import RECORDS
 from holdfast.layers.consumer import Consumer
 from holdfast.layers.records import LISTS, SETS
@@ -65,9 +65,11 @@ REPEATED_BYTES_MIN: Final = 256
 """What a commit tells twice is looked for among values of at least this size: a decision is, in its entry and in the outbox."""
 HIDDEN: Final = ("specs/", "tasks/ctrl_in/")
 """What may hold secrets anywhere: the specs of tasks, and what is typed into them."""
+_UNNOTED: Final = tuple(f"{subspace}/" for subspace in UNNOTED)
 PRUNE_MAX: Final = 100
 PROBLEMS_MAX: Final = 100
 
+_Noted = tuple[ChangeSet, Change]
 Outcome = Literal["committed", "expired", "denied", "read", "lost"]
 
 
@@ -194,7 +196,7 @@ class Audit:
                     yield record
         upto = max(upto, await self._floor())
         async for commit in self._engine.watch(self._space, cursor=cursor_at(upto), live=follow):
-            for record in self._told(commit):
+            for record in self._told(_noted(commit)):
                 if _matches(record, actor, key, operation, outcome, since, until):
                     yield record
 
@@ -238,8 +240,7 @@ class Audit:
 
     async def _next_segment(self, consumer: Consumer, reading: _Reading, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()
-        records: list[AuditRecord] = []
-        shown: dict[bytes, Any] = {}
+        noted: list[_Noted] = []
         start = upto = after
         size, floor = 0, await self._floor()
         if start < floor:
@@ -251,14 +252,13 @@ class Audit:
         async for commit in reading.after(start):
             if commit.version > goal:
                 break
-            told = self._told(commit, shown)
-            if told:
-                records.extend(told)
+            if changes := _noted(commit):
+                noted += changes
                 upto = commit.version
-                size += sum(record.size for record in told)
-                if len(records) >= SEGMENT_RECORDS_MAX or size >= SEGMENT_BYTES_MAX:
+                size += sum([change.size for _, change in changes])
+                if len(noted) >= SEGMENT_RECORDS_MAX or size >= SEGMENT_BYTES_MAX:
                     break
-        return Segment(after, upto, now, previous, records) if records else None
+        return Segment(after, upto, now, previous, self._told(noted, {})) if noted else None
 
     async def _append(self, consumer: Consumer, segment: Segment) -> None:
         segments, records = consumer.state.get("segments", 0), consumer.state.get("records", 0)
@@ -379,7 +379,7 @@ class Audit:
         at = await anext(sealed, None)
         start = max(start, await self._floor())
         async for commit in self._engine.watch(self._space, cursor=cursor_at(start), live=False):
-            told = self._told(commit)
+            told = self._told(_noted(commit))
             if commit.version > upto:
                 unsealed += len(told)
                 if at_most is not None and unsealed >= at_most:
@@ -422,11 +422,11 @@ class Audit:
             shown[value] = self._disclosed(value)
         return shown[value]
 
-    def _disclosed(self, value: bytes) -> Any:
+    def _disclosed(self, value: bytes, plain: bool = False) -> Any:
         """A value under a name that is no secret."""
         if len(value) <= SHOWN_BYTES_MAX:
             try:
-                return self._scope.redaction.disclosed(value)
+                return self._scope.redaction.disclosed(value, plain)
             except Damaged:  # a client that bypassed the library wrote what is no JSON
                 pass
         return {"sha256": hashlib.sha256(value).hexdigest()}
@@ -445,35 +445,52 @@ class Audit:
         except Damaged:  # no library made this key
             return hidden(key)
 
-    def _told(self, commit: ChangeSet, shown: dict[bytes, Any] | None = None) -> list[AuditRecord]:
-        """The records of a commit. `shown` is for who only writes them down: what is told twice is looked at once."""
-        return [record for change in commit.changes if (record := self._record(commit, change, shown)) is not None]
+    def _told(self, noted: list[_Noted], shown: dict[bytes, Any] | None = None) -> list[AuditRecord]:
+        """The records of changes. `shown` is for who only writes them down: what is told twice is looked at once.
 
-    def _record(self, commit: ChangeSet, change: Change, shown: dict[bytes, Any] | None) -> AuditRecord | None:
-        if change.key.startswith(NOTES) and change.op == "push":
+        Mostly nothing in all of them looks like a secret; then no key and no value has to be looked at by itself.
+        """
+        plain = self._scope.redaction.is_plain(_text(noted))
+        return [self._record(commit, change, shown, plain) for commit, change in noted]
+
+    def _record(self, commit: ChangeSet, change: Change, shown: dict[bytes, Any] | None, plain: bool) -> AuditRecord:
+        key: str = change.key
+        if key.startswith(NOTES):
             note = decode(change.value, _Note)
             key = self._key(note.key)
             return AuditRecord(
                 commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
             )
-        if subspace_of(change.key) in UNNOTED:
-            return None
         value: Any = None
         if change.value:
-            is_hidden = change.key.startswith(HIDDEN)
-            value = REDACTED if is_hidden else self._shown(_name(change.key), change.value, shown)
+            if key.startswith(HIDDEN):
+                value = REDACTED
+            else:
+                value = self._disclosed(change.value, True) if plain else self._shown(_name(key), change.value, shown)
+        if not plain or key.startswith(SETS.root):
+            key = self._key(key)
         outcome: Outcome = "expired" if change.op == "expire" else "committed"
         return AuditRecord(
-            commit.version,
-            commit.at,
-            commit.actor,
-            change.op,
-            self._key(change.key),
-            outcome,
-            commit.request_id,
-            value,
-            change.size,
+            commit.version, commit.at, commit.actor, change.op, key, outcome, commit.request_id, value, change.size
         )
+
+
+def _noted(commit: ChangeSet) -> list[_Noted]:
+    """The changes of a commit that are in the audit; notes are, when they are made."""
+    return [
+        (commit, change)
+        for change in commit.changes
+        if not change.key.startswith(_UNNOTED) or (change.key.startswith(NOTES) and change.op == "push")
+    ]
+
+
+def _text(noted: list[_Noted]) -> str | None:
+    """Everything that these changes show; None if there is something that is no text."""
+    values = [change.value for _, change in noted if len(change.value) <= SHOWN_BYTES_MAX]
+    try:
+        return "\n".join([*[change.key for _, change in noted], b"\n".join(values).decode()])
+    except UnicodeDecodeError:
+        return None
 
 
 def _key_of(upto: int) -> str:

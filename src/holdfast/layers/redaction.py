@@ -101,17 +101,22 @@ class Redaction:
         """The same of an encoded value."""
         return REDACTED if self.is_secret_key(key) else self.disclosed(data)
 
-    def disclosed(self, data: bytes) -> Any:
-        """An encoded value whose key is no secret. Most have nothing in them that even looks like one: they are not walked through."""
-        value: Any = decode(data)
-        return self._inside(value, 0) if self._may_hide(data) else value
+    def disclosed(self, data: bytes, plain: bool = False) -> Any:
+        """An encoded value whose key is no secret. Most have nothing in them that even looks like one: they are not walked through.
 
-    def _may_hide(self, data: bytes) -> bool:
-        """Whether there may be a secret field or a token in it, or anything else than a look at its text can tell."""
-        if data.count(b"{") + data.count(b"[") > DEPTH_MAX:
-            return True
-        text = data.decode().lower()
-        return any(map(text.__contains__, self._beginnings))
+        `plain` says that this is known of it (`is_plain`).
+        """
+        value: Any = decode(data)
+        if _may_be_deep(data) or not (plain or self._is_plain(data.decode())):
+            return self._inside(value, 0)
+        return value
+
+    def is_plain(self, text: str | None) -> bool:
+        """Whether nothing in it even looks like a secret key, a secret field or a token, of however many keys and values it is."""
+        return text is not None and not self._patterns and self._is_plain(text)
+
+    def _is_plain(self, text: str) -> bool:
+        return not any(map(text.lower().__contains__, self._beginnings))
 
     def _inside(self, value: Any, depth: int) -> Any:
         if depth > DEPTH_MAX:
@@ -125,6 +130,11 @@ class Redaction:
                 for name, item in value.items()
             }
         return [self._inside(item, depth + 1) for item in value] if kind is list else value
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Whether it may be nested deeper than anybody looks."""
+    return data[:1] != b'"' and data.count(b"{") + data.count(b"[") > DEPTH_MAX
 
 
 def _words(name: str) -> list[str]:
