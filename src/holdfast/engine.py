@@ -430,7 +430,8 @@ def _check_conditions(conditions: tuple[Condition, ...]) -> int:
     size = 0
     for condition in conditions:
         if type(condition) is VersionIs:
-            _check_int64(condition.version)
+            if type(condition.version) is not int or not INT64_MIN <= condition.version <= INT64_MAX:
+                _check_int64(condition.version)
         elif type(condition) is ValueIs:
             check_key(condition.key)
             size += _check_value(condition.key, condition.value)
@@ -464,7 +465,15 @@ def _check_operations(operations: tuple[Operation, ...]) -> int:
             if op.ttl_ms is not None or op.tag != "":
                 _check_extras(op.ttl_ms, op.tag)
         elif type(op) is Delete:
-            check_key(op.key)
+            key = op.key
+            if not (
+                type(key) is str
+                and len(key) <= KEY_BYTES_MAX
+                and key.isascii()
+                and "\0" not in key
+                and key.find("/") > 0
+            ):
+                check_key(key)
         elif type(op) is Increment:
             check_key(op.key)
             _check_int64(op.delta)

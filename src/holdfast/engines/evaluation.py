@@ -53,6 +53,7 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
+from holdfast.engines.refusals import refusal
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
 from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
@@ -182,7 +183,7 @@ class Group:
                         created_at, was = (now, "") if old is None else (old.created_at, old.tag)
                         writes[key] = new = Entry(key, value, revision, owner, created_at, now, expires_at, tag)
                         if old is None or old.owner != owner or len(old.value) != size:
-                            self._account(old, new)
+                            self._account(((old, new),))
                         if old is None or old.expires_at is not None or expires_at is not None:
                             self.is_plain = False
                         change = Change("put", key, True, value, size, owner, tag, was, expires_at)
@@ -201,9 +202,9 @@ class Group:
         """Any batch. It may have been answered before, if that is unsure."""
         step = _Step(self, batch)
         try:
-            for condition in batch.conditions:
-                step.check(condition)
-            results = [step.perform(op) for op in batch.operations]
+            if batch.conditions:
+                step.check(batch.conditions)
+            results = step.perform(batch.operations)
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.
             if not unsure or (receipt := self._known(batch, False)) is None:
@@ -272,8 +273,7 @@ class Group:
             self.is_plain = False  # it may be
         if step.untold:
             self.untold.update(step.untold)
-        for old, new in step.replaced:
-            self._account(old, new)
+        self._account(step.replaced)
         for prefix, (count, size) in step.pushed.items():
             charged = self.usage[batch.actor, subspace_of(prefix)]
             charged[0] += count
@@ -298,25 +298,25 @@ class Group:
                 self.is_plain = False
                 self._swept.changes.append(Change("expire", key, False, was=entry.tag, owner=entry.owner))
                 self.writes[key] = None
-                self._account(entry, None)
+                self._account(((entry, None),))
 
-    def _account(self, old: Entry | None, new: Entry | None) -> None:
-        entry = old if new is None else new
-        if entry is None:
-            return
-        usage, subspace, key_size = self.usage, entry.key[: entry.key.index("/")], len(entry.key.encode())
-        if old is not None and new is not None and old.owner == new.owner:
-            if len(old.value) != len(new.value):
-                usage[new.owner, subspace][1] += len(new.value) - len(old.value)
-            return
-        if old is not None:
-            charged = usage[old.owner, subspace]
-            charged[0] -= 1
-            charged[1] -= key_size + len(old.value)
-        if new is not None:
-            charged = usage[new.owner, subspace]
-            charged[0] += 1
-            charged[1] += key_size + len(new.value)
+    def _account(self, replaced: Iterable[tuple[Entry | None, Entry | None]]) -> None:
+        """Charge the owners for what was replaced by what; None: there was nothing, or there is nothing any more."""
+        usage = self.usage
+        for old, new in replaced:
+            if old is not None and new is not None and old.owner == new.owner:
+                usage[new.owner, subspace_of(new.key)][1] += len(new.value) - len(old.value)
+                continue
+            key = new.key if new is not None else old.key  # type: ignore[union-attr]
+            subspace, key_size = key[: key.index("/")], len(key) if key.isascii() else len(key.encode())
+            if old is not None:
+                charged = usage[old.owner, subspace]
+                charged[0] -= 1
+                charged[1] -= key_size + len(old.value)
+            if new is not None:
+                charged = usage[new.owner, subspace]
+                charged[0] += 1
+                charged[1] += key_size + len(new.value)
 
 
 class _Step:
@@ -354,25 +354,31 @@ class _Step:
             return None
         return entry
 
-    def check(self, condition: Condition) -> None:
-        if type(condition) is Empty:
-            return self._check_empty(condition)
-        entry = self.live(condition.key)  # type: ignore[union-attr]
-        if type(condition) is VersionIs:
-            held = entry is not None and entry.version == condition.version
-        elif type(condition) is Absent:
-            held = entry is None
-        elif type(condition) is Present:
-            held = entry is not None
-        elif type(condition) is ValueIs:
-            held = entry is not None and entry.value == condition.value
-        elif type(condition) is Mine:
-            held = entry is None or entry.owner == self.batch.actor
-        else:
-            held = self._number(condition.key, entry) >= condition.number  # type: ignore[union-attr]
-        if not held:
-            raise refusal(condition, entry)
-        return None
+    def check(self, conditions: tuple[Condition, ...]) -> None:
+        """Refuse the batch unless all of them hold. No operation comes before: only the group's writes lie over the state."""
+        writes, entry_of, now = self.group.writes, self.group._state.entry, self.now
+        for condition in conditions:
+            if type(condition) is Empty:
+                self._check_empty(condition)
+                continue
+            key = condition.key  # type: ignore[union-attr]
+            entry = writes[key] if key in writes else entry_of(key)  # `live`, written out
+            if entry is not None and entry.expires_at is not None and entry.expires_at <= now:
+                self.expired[key], entry = entry, None
+            if type(condition) is VersionIs:
+                held = entry is not None and entry.version == condition.version
+            elif type(condition) is Absent:
+                held = entry is None
+            elif type(condition) is Present:
+                held = entry is not None
+            elif type(condition) is ValueIs:
+                held = entry is not None and entry.value == condition.value
+            elif type(condition) is Mine:
+                held = entry is None or entry.owner == self.batch.actor
+            else:
+                held = self._number(key, entry) >= condition.number  # type: ignore[union-attr]
+            if not held:
+                raise refusal(condition, entry)
 
     def _check_empty(self, condition: Empty) -> None:
         """Before any operation of its batch, so only the group's writes lie over the state."""
@@ -382,20 +388,35 @@ class _Step:
         for entry in self._first_live(prefix, 1, None):
             raise refusal(condition, entry)
 
-    def perform(self, op: Operation) -> Result:
-        if type(op) is Put:
-            owner = self.batch.actor if op.owner is None else op.owner
-            expires_at = None if op.ttl_ms is None else self.now + op.ttl_ms
-            self._put("put", op.key, op.value, self.live(op.key), owner, expires_at, op.tag)
-            return None
+    def perform(self, operations: tuple[Operation, ...]) -> list[Result]:
+        own, writes, entry_of, now = self.writes, self.group.writes, self.group._state.entry, self.now
+        results: list[Result] = []
+        for op in operations:
+            if type(op) is not Put and type(op) is not Delete:
+                results.append(self._perform(op))
+                continue
+            key = op.key
+            if key in own:  # `live`, written out
+                old = own[key]
+            else:
+                old = writes[key] if key in writes else entry_of(key)
+                if old is not None and old.expires_at is not None and old.expires_at <= now:
+                    self.expired[key], old = old, None
+            if type(op) is Put:
+                owner = self.batch.actor if op.owner is None else op.owner
+                expires_at = None if op.ttl_ms is None else now + op.ttl_ms
+                self._put("put", key, op.value, old, owner, expires_at, op.tag)
+                results.append(None)
+            else:
+                if old is not None:
+                    self._remove("delete", old)
+                results.append(old is not None)
+        return results
+
+    def _perform(self, op: Operation) -> Result:
+        """Any but Put and Delete, which are seen most often."""
         if type(op) is Push:
             return self._push(op)
-        if type(op) is Delete:
-            entry = self.live(op.key)
-            if entry is None:
-                return False
-            self._remove("delete", entry)
-            return True
         if type(op) is Increment:
             return self._increment(op.key, op.delta, op.ttl_ms)
         if type(op) is Touch:
@@ -558,29 +579,3 @@ def ids_upto(entries: Iterable[Entry]) -> int:
     """The last id that can have been assigned when the latest of these entries was written."""
     latest = max((entry.updated_at for entry in entries if entry.updated_at < ID_MS_MAX), default=-1)
     return (latest + 1 << ID_SHIFT) - 1
-
-
-def refusal(condition: Condition, entry: Entry | None) -> Conflict:
-    """Why a condition does not hold, in words and as attributes."""
-    if isinstance(condition, Empty):
-        text = f"nothing was expected under {shown(condition.prefix)}"
-        key = condition.prefix if entry is None else entry.key
-        return Conflict(
-            text if entry is None else f"{text}, but {shown(key)} is there", key=key, condition="empty", actual=entry
-        )
-    key, called = condition.key, shown(condition.key)
-    there = "it is absent" if entry is None else f"it is at version {entry.version}"
-    if isinstance(condition, Absent):
-        name, text = "absent", f"{called} was expected to be absent, but {there}"
-    elif isinstance(condition, Present):
-        name, text = "present", f"{called} was expected to be present, but {there}"
-    elif isinstance(condition, VersionIs):
-        name, text = "version", f"{called} was expected at version {condition.version}, but {there}"
-    elif isinstance(condition, ValueIs):
-        name, text = "value", f"{called} does not hold the expected value: {there}"
-    elif isinstance(condition, Mine):
-        name, text = "mine", f"{called} belongs to {entry.owner if entry is not None else 'nobody'!r}"
-    else:
-        found = 0 if entry is None else integer(entry.value)
-        name, text = "at_least", f"{called} was expected to be at least {condition.number}, but it is {found}"
-    return Conflict(text, key=key, condition=name, actual=entry)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, Protocol, overload
 
 from holdfast.engine import ChangeSet, check_start, resume_revision
@@ -43,31 +44,36 @@ def follow(
 ) -> AsyncIterator[ChangeSet]: ...
 @overload
 def follow(
-    feed: Feed, prefixes: tuple[str, ...], cursor: str | None, live: bool = True
+    feed: Feed | AbstractContextManager[Feed], prefixes: tuple[str, ...], cursor: str | None, live: bool = True
 ) -> AsyncIterator[ChangeSet]: ...
 
 
 async def follow(
     feed: Any, prefixes: tuple[str, ...], cursor: str | None, live: bool = True
 ) -> AsyncIterator[ChangeSet]:
-    """The commits that touch the prefixes, from the cursor (or from now) on; without end, if live."""
-    for prefix in prefixes:
-        check_start(prefix)
-    floor, revision = await feed.bounds()
-    position = revision if cursor is None else resume_revision(cursor, floor, revision)
-    while True:
-        commits = await feed.read(position, READ_MAX)
-        if not commits:
-            if not live:
-                return
-            await feed.changed(position)
-            continue
-        for commit in commits:
-            position = commit.version
-            changes = [change for change in commit.changes if not prefixes or change.key.startswith(prefixes)]
-            if changes:
-                yield ChangeSet(commit.version, commit.at, commit.actor, changes, commit.request_id)
-        if len(commits) == READ_MAX:
-            await asyncio.sleep(0)  # others run too while somebody reads through a long feed
-        elif live:
-            await feed.changed(position)  # that was all, so the next read would find nothing
+    """The commits that touch the prefixes, from the cursor (or from now) on; without end, if live.
+
+    A feed that is there only as long as somebody follows it is given as the context that it is there in: a generator around this
+    one would be another step for each commit.
+    """
+    with feed if isinstance(feed, AbstractContextManager) else nullcontext(feed) as source:
+        for prefix in prefixes:
+            check_start(prefix)
+        floor, revision = await source.bounds()
+        position = revision if cursor is None else resume_revision(cursor, floor, revision)
+        while True:
+            commits = await source.read(position, READ_MAX)
+            if not commits:
+                if not live:
+                    return
+                await source.changed(position)
+                continue
+            for commit in commits:
+                position = commit.version
+                changes = [change for change in commit.changes if not prefixes or change.key.startswith(prefixes)]
+                if changes:
+                    yield ChangeSet(position, commit.at, commit.actor, changes, commit.request_id)
+            if len(commits) == READ_MAX:
+                await asyncio.sleep(0)  # others run too while somebody reads through a long feed
+            elif live:
+                await source.changed(position)  # that was all, so the next read would find nothing

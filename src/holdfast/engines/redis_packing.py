@@ -34,7 +34,8 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
-from holdfast.engines.evaluation import digest_of, refusal
+from holdfast.engines.evaluation import digest_of
+from holdfast.engines.refusals import refusal
 from holdfast.errors import Conflict, Damaged, Error, InvalidInput
 from holdfast.keys import shown
 

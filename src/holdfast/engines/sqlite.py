@@ -52,7 +52,7 @@ from holdfast.engine import (
 )
 from holdfast.engines.evaluation import Group, Stored
 from holdfast.engines.feed import follow
-from holdfast.engines.feed_tail import Tails
+from holdfast.engines.feed_tail import Following, Tails
 from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite_feed import SqliteFeed
@@ -182,7 +182,8 @@ class SqliteEngine:
         try:
             if not self._turns.enter(item):
                 await item
-            return item.told()
+            outcome = item.outcome
+            return outcome if type(outcome) is Receipt else item.told()
         except _Moved:
             self._homes.pop(space, None)
             return await self.commit(space, batch)
@@ -412,13 +413,13 @@ class SqliteEngine:
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
         if not live:  # it waits for nothing, so nobody has to tell it of what comes
             return follow(SqliteFeed(self, space), prefixes, cursor, live=False)
-        return self._follow(space, prefixes, cursor)
+        return follow(self._watching(space, prefixes), prefixes, cursor)
 
-    async def _follow(self, space: str, prefixes: tuple[str, ...], cursor: str | None) -> AsyncIterator[ChangeSet]:
+    @contextlib.contextmanager
+    def _watching(self, space: str, prefixes: tuple[str, ...]) -> Iterator[Following]:
         self._bell.listen()
         with self._tails.watching(space, prefixes) as feed:
-            async for commit in follow(feed, prefixes, cursor):
-                yield commit
+            yield feed
 
     def _look(self) -> None:
         """Somebody may have committed: whoever watches a space that has moved is to look."""

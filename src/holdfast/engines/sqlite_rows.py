@@ -8,6 +8,7 @@ the transaction it belongs to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import starmap
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -101,7 +102,7 @@ def fetch(execute: Execute, space: int, keys: list[str]) -> list[Entry]:
         count = 2 if left <= 2 else 8 if left <= 8 else AT_ONCE_MAX
         chunk = keys[start : start + count]
         chunk += chunk[-1:] * (count - len(chunk))
-        found.extend(Entry(*row) for row in execute(_BATCHED[count], (space, *chunk)))
+        found += starmap(Entry, execute(_BATCHED[count], (space, *chunk)))
         start += count
     return found
 

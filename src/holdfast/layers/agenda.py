@@ -126,7 +126,8 @@ class Agenda:
         self._claimed: dict[str, set[ToDecide | ToPublish]] = {}
         self._look_at: dict[str, int] = {}
         self._plan: list[tuple[int, int, ToDecide | ToPublish]] = []
-        self._planned = 0
+        self.plans = 0
+        """How often something was planned. As long as that is the same, nothing is due sooner than it was."""
         self._settled: dict[str, int] = {}
         """Keys and versions that this process wrote itself: what the feed tells of them up to there is old news."""
         self._settling: list[tuple[int, str]] = []
@@ -190,6 +191,7 @@ class Agenda:
                     self._silent.add(peer)
                 if self._claimed.get(peer):  # what it claimed was heard of before it was
                     self._look_at.setdefault(peer, now + self._lease_ms)
+                    self.plans += 1
             else:
                 self.gone(peer, now)
         elif key.startswith(OUTBOX) and self._publishes:
@@ -199,7 +201,7 @@ class Agenda:
 
     def _signalled(self, version: int, change: Change, now: int) -> None:
         name, _, whose = change.key[len(SIGNALLED) :].partition("/")
-        work = self._open.get(unescape(name))
+        work = self._open.get(unescape(name) if "%" in name else name)
         if work is None:
             return
         agent, _, instance = whose.partition("/")
@@ -275,6 +277,7 @@ class Agenda:
             self._claimed.setdefault(claimant, set()).add(work)
             if claimant in self._peers and claimant != self.me:
                 self._look_at.setdefault(claimant, now + self._lease_ms)
+                self.plans += 1
             elif claimant != self.me:
                 work.since = now
         self._replan(work, now)
@@ -286,8 +289,8 @@ class Agenda:
 
     def _plan_for(self, work: ToDecide | ToPublish, at: int | None) -> None:
         if at is not None and at != work.planned_at:
-            self._planned += 1
-            heapq.heappush(self._plan, (at, self._planned, work))
+            self.plans += 1
+            heapq.heappush(self._plan, (at, self.plans, work))
         work.planned_at = at
 
     def _due_at(self, work: ToDecide | ToPublish, now: int, *, in_turn: bool = False) -> int | None:

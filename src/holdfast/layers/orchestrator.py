@@ -312,19 +312,22 @@ class Orchestrator:
             after = page.entries[-1].key
 
     async def _follow(self, agenda: Agenda, cursor: str) -> None:
-        clock = self._scope.clock
+        clock, looked = self._scope.clock, -1
         async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
             now = clock.now_ms()
             agenda.apply(commit, now)
             term = self._term
             if term is None:
                 continue  # the next one sees it
+            if agenda.plans == looked:
+                continue  # nothing is due sooner than when this was last asked
             due_at = agenda.next_at()
             if due_at is not None and due_at <= now:
                 self._begin_due(term)
                 due_at = agenda.next_at()
             if due_at is not None and (term.sleeps_until is None or due_at < term.sleeps_until):
                 term.news.set()  # something is due earlier than what is slept for
+            looked = agenda.plans
 
     async def _look(self, term: Term, peer: str) -> None:
         """Whether another orchestrator lives."""
