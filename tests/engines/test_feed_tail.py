@@ -277,8 +277,12 @@ async def test_who_watches_something_else_is_not_woken_and_need_not_read_what_it
 async def test_one_that_leaves_and_one_that_was_woken_keep_nobody_from_being_woken() -> None:
     store, bells = Store(), Bells()
 
+    async def wait(prefix: str) -> int | None:
+        with bells.listening((prefix,)) as listener:
+            return await listener.wait()
+
     def waits(prefix: str) -> asyncio.Task[int | None]:
-        return asyncio.ensure_future(bells.wait((prefix,)))
+        return asyncio.ensure_future(wait(prefix))
 
     leaves, often, rare = waits("often/"), waits("often/"), waits("rare/")
     await steps(1)

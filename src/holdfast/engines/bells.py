@@ -64,11 +64,6 @@ class Bells:
             for prefix in prefixes:
                 self._leave(prefix, listener)
 
-    async def wait(self, prefixes: tuple[str, ...]) -> int | None:
-        """As `Listener.wait`, for who waits once."""
-        with self.listening(prefixes) as listener:
-            return await listener.wait()
-
     def _join(self, prefix: str, listener: Listener) -> None:
         listening, length = self._listening.get(prefix), len(prefix)
         if listening is None:

@@ -256,7 +256,17 @@ class ResidentEngine:
         home = self._find(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
-        return follow(ResidentFeed(self, space, prefixes, live=live), prefixes, cursor, live)
+        if not live:
+            return follow(ResidentFeed(self, space), prefixes, cursor, live=False)
+        return follow(self._watching(space, prefixes), prefixes, cursor)
+
+    @contextlib.contextmanager
+    def _watching(self, space: str, prefixes: tuple[str, ...]) -> Iterator[ResidentFeed]:
+        bells = self._bells.get(space)
+        if bells is None:
+            bells = self._bells[space] = Bells()  # for as long as somebody watches the space live
+        with bells.listening(prefixes) as listener:
+            yield ResidentFeed(self, space, listener)
 
     def _find(self, space: str) -> ResidentSpace | None:
         self._check_usable()
@@ -265,13 +275,6 @@ class ResidentEngine:
     def look_up(self, space: str) -> ResidentSpace | None:
         """For a feed: the space, or what is left of one that was dropped."""
         return self._find(space) or self._dropped.get(space)
-
-    def bells(self, space: str) -> Bells:
-        """For a feed: where to wait. It is there for as long as somebody watches the space live."""
-        bells = self._bells.get(space)
-        if bells is None:
-            bells = self._bells[space] = Bells()
-        return bells
 
     def _wake_all(self) -> None:
         for bells in list(self._bells.values()):

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine import ChangeSet
+from holdfast.engines.bells import Listener
 from holdfast.engines.evaluation import Stored
 from holdfast.engines.sqlite_file import translating
 from holdfast.engines.sqlite_rows import first_row, read_feed
@@ -78,12 +79,11 @@ class Tail:
 class ResidentFeed:
     """`Feed` of one space for one watcher."""
 
-    def __init__(self, engine: ResidentEngine, space: str, prefixes: tuple[str, ...], *, live: bool) -> None:
+    def __init__(self, engine: ResidentEngine, space: str, listener: Listener | None = None) -> None:
         self._engine = engine
         self._space = space
-        self._prefixes = prefixes
-        self._bells = engine.bells(space) if live else None
-        """As long as this is there, commits are kept in memory."""
+        self._listener = listener
+        """Of one who watches live. As long as there is one, commits are kept in memory."""
         self._quiet_until = 0
         """Up to this revision nothing has touched the prefixes since this watcher last read."""
 
@@ -118,7 +118,7 @@ class ResidentFeed:
         if home is not None and home.revision > max(after, self._quiet_until):
             await asyncio.sleep(0)
             return
-        if self._bells is not None and (position := await self._bells.wait(self._prefixes)) is not None:
+        if self._listener is not None and (position := await self._listener.wait()) is not None:
             self._quiet_until = position
 
 
