@@ -426,12 +426,18 @@ def check_batch(batch: Batch) -> int:
 # By type and not by isinstance, the most frequent kinds first: these are asked of everything that is ever committed.
 
 
+_ON_KEYS: Final = frozenset({Absent, Present, Mine})
+"""Conditions that have nothing but a key."""
+
+
 def _check_conditions(conditions: tuple[Condition, ...]) -> int:
     size = 0
     for condition in conditions:
         if type(condition) is VersionIs:
             if type(condition.version) is not int or not INT64_MIN <= condition.version <= INT64_MAX:
                 _check_int64(condition.version)
+        elif type(condition) in _ON_KEYS:
+            pass
         elif type(condition) is ValueIs:
             check_key(condition.key)
             size += _check_value(condition.key, condition.value)
@@ -440,7 +446,7 @@ def _check_conditions(conditions: tuple[Condition, ...]) -> int:
         elif type(condition) is Empty:
             check_prefix(condition.prefix)
             continue
-        elif type(condition) not in (Absent, Present, Mine):
+        else:
             raise InvalidInput(f"{condition!r:.60} is not a condition")
         key = condition.key  # type: ignore[union-attr]
         if not (

@@ -163,7 +163,7 @@ class Group:
         outcomes: list[Receipt | BaseException] = []
         writes, commits, entry_of, now = self.writes, self.commits, self._state.entry, self.now
         for batch in batches:
-            operations, actor = batch.operations, batch.actor
+            operations, conditions, actor = batch.operations, batch.conditions, batch.actor
             asks, unsure = not batch.fresh and batch.request_id is not None, False
             try:
                 if asks:
@@ -173,7 +173,9 @@ class Group:
                         outcomes.append(receipt)
                         continue
                 # What is seen most often is written out, not called: this is where a busy store spends its time.
-                if len(operations) == 1 and not batch.conditions and not self._due and type(op := operations[0]) is Put:
+                is_put = len(operations) == 1 and not self._due and type(operations[0]) is Put
+                if is_put and (not conditions or self._hold(conditions)):
+                    op: Put = operations[0]  # type: ignore[assignment]
                     key, value, tag, size = op.key, op.value, op.tag, len(op.value)
                     old = writes[key] if key in writes else entry_of(key)
                     if size <= FEED_VALUE_BYTES_MAX and (old is None or old.expires_at is None or old.expires_at > now):
@@ -187,7 +189,8 @@ class Group:
                         if old is None or old.expires_at is not None or expires_at is not None:
                             self.is_plain = False
                         change = Change("put", key, True, value, size, owner, tag, was, expires_at)
-                        stored = Stored(revision, now, actor, [change], batch.request_id)
+                        told = (digest_of(batch), [None]) if conditions and batch.request_id is not None else ()
+                        stored = Stored(revision, now, actor, [change], batch.request_id, *told)
                         commits.append(stored)
                         if asks:
                             self._requests[actor, batch.request_id] = stored  # type: ignore[index]
@@ -198,12 +201,28 @@ class Group:
                 outcomes.append(exc)
         return outcomes
 
+    def _hold(self, conditions: tuple[Condition, ...]) -> bool:
+        """Whether all of them hold, without a doubt; if not, `_Step.check` tells."""
+        writes, entry_of, now = self.writes, self._state.entry, self.now
+        for condition in conditions:
+            kind = type(condition)
+            if kind is not VersionIs and kind is not Absent and kind is not Present:
+                return False
+            key = condition.key  # type: ignore[union-attr]
+            entry = writes[key] if key in writes else entry_of(key)
+            if (entry is None) is not (kind is Absent):
+                return False
+            if entry is not None:
+                has_ended = entry.expires_at is not None and entry.expires_at <= now
+                if has_ended or (kind is VersionIs and entry.version != condition.version):  # type: ignore[union-attr]
+                    return False
+        return True
+
     def _evaluate(self, batch: Batch, unsure: bool) -> Receipt:
         """Any batch. It may have been answered before, if that is unsure."""
         step = _Step(self, batch)
         try:
-            if batch.conditions:
-                step.check(batch.conditions)
+            step.check(batch.conditions)
             results = step.perform(batch.operations)
         except Error:
             # Nothing of it will be written, so only a look-up tells whether it was done before.

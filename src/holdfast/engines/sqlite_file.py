@@ -52,8 +52,9 @@ EVENTS_BYTES: Final = 1024
 """Events of inotify read at once, of 16 bytes each; the kernel makes one of those that follow each other and are alike."""
 MMAP_BYTES: Final = 1024 * 1024 * 1024
 """How much of the file is read through a memory map, shared by all processes: it keeps reads cheap in a large store."""
-CACHE_KIB: Final = 32 * 1024
-"""Pages a connection may keep in memory; what it does not use it does not take."""
+CACHE_KIB: Final = 4 * 1024
+"""Pages a connection may keep in memory: twice as many as the log has. All others are read through the map. Not more, because SQLite walks
+through all it keeps at the end of each commit that has put pages of a tree in order, which most do."""
 REVISION_BITS: Final = 43
 REVISION_MAX: Final = 2**REVISION_BITS - 1
 """The last revision a space can reach: a hundred thousand commits a second for two years and nine months, without a pause."""

@@ -188,8 +188,11 @@ def state_of(entry: Entry) -> State:
         raise Damaged(f"{entry.key!r} holds no correlation: {exc}; an administrator has to delete it") from exc
 
 
+_TAGS: Final = {status: type_tag("correlation_state", status) for status in STATUSES}
+
+
 def tag_of(status: Status) -> str:
-    return type_tag("correlation_state", status)
+    return _TAGS[status]
 
 
 def status_in(tag: str) -> str | None:

@@ -149,7 +149,8 @@ def case_of(
     forced: bool = False,
 ) -> Case:
     """All there is: the signals by agent, which were checked, the keys of what else is beside them, the context."""
-    keys = [*(entry.key for entry in sent.values()), *strays]
+    keys = [entry.key for entry in sent.values()]
+    keys += strays
     signals: dict[str, dict[str, Any]] = {}
     as_read: list[Condition] = []
     size, told = 0, None

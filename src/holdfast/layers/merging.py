@@ -149,6 +149,8 @@ _FUSED: Final = {
     "momentum": ("trend_direction", "momentum_strength", "confidence"),
     "risk": ("risk_level", "overall_score"),
 }
+_SIGNED: Final = ("agent_version", "enriched_at")
+_SIZED: Final = {"risk": ("max_position_size", "recommended_size")}
 
 
 def _fused_sources(signals: Mapping[str, Signal], sizing: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,11 +158,11 @@ def _fused_sources(signals: Mapping[str, Signal], sizing: Mapping[str, Any]) -> 
     found: dict[str, Any] = {}
     for agent, signal in signals.items():
         analysis = _analysis(signal)
-        told = {name: signal[name] for name in ("agent_version", "enriched_at") if name in signal}
-        told |= {name: analysis[name] for name in _FUSED.get(agent, ()) if name in analysis}
-        if agent == "risk":
-            told |= {name: sizing[name] for name in ("max_position_size", "recommended_size") if name in sizing}
-        found[agent] = told
+        told = found[agent] = {}
+        for names, values in ((_SIGNED, signal), (_FUSED.get(agent, ()), analysis), (_SIZED.get(agent, ()), sizing)):
+            for name in names:
+                if name in values:
+                    told[name] = values[name]
     return found
 
 
@@ -320,7 +322,7 @@ def clamp(value: float) -> float:
 
 
 def is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
         return False
     try:
         return math.isfinite(value)

@@ -103,7 +103,7 @@ def signal_of(value: bytes, agent: str, state: State) -> dict[str, Any] | None:
         sent = decode(value, Sent)
         if sent.run != state.run or not sent.signal.keys() >= REQUIRED:
             return None
-        checked_signal(sent.signal, agent, state.corr_id, 0)
+        _check(sent.signal, agent, state.corr_id)
     except Error:
         return None
     return sent.signal
@@ -124,6 +124,13 @@ def same_signal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def checked_signal(signal: Mapping[str, Any], agent: str, corr_id: str, now_ms: int) -> dict[str, Any]:
     """A signal with all it needs: what is missing is filled in, what is wrong is InvalidInput. What it is made of is not copied."""
+    at = _check(signal, agent, corr_id)
+    told = as_text(now_ms) if at is None else at.isoformat()
+    return {**signal, "agent_name": agent, "corr_id": corr_id, "enriched_at": told}
+
+
+def _check(signal: Mapping[str, Any], agent: str, corr_id: str) -> datetime | None:
+    """Refuse what is no signal of this agent to this correlation; gives its time, if it has one."""
     check_agent(agent)
     if type(signal) is not dict and not isinstance(signal, Mapping):
         raise InvalidInput(f"a signal is an object, not {type(signal).__name__}")
@@ -140,12 +147,12 @@ def checked_signal(signal: Mapping[str, Any], agent: str, corr_id: str, now_ms: 
             if value != must:
                 raise InvalidInput(f"the signal's {name} is {value!r:.60}, and it is sent as {must!r}")
         elif name == "enriched_at":
-            at = aware(value, "enriched_at").isoformat()
+            at = aware(value, "enriched_at")
         elif name not in SIGNAL_FIELDS:
             raise InvalidInput(
                 f"a signal has no field {name!r:.60}; put it into analysis. It has {', '.join(SIGNAL_FIELDS)}"
             )
-    return {**signal, "agent_name": agent, "corr_id": corr_id, "enriched_at": at or as_text(now_ms)}
+    return at
 
 
 def aware(value: Any, name: str) -> datetime:
