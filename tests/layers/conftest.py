@@ -6,13 +6,14 @@ One of them is a memory engine behind the policy of a keeper: no layer needs mor
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from holdfast import ManualClock, Space, Store
+from holdfast import ManualClock, Space, Store, blocking
 from holdfast.engines import registry
 from tests.layers.policed import open_policed
 
@@ -24,21 +25,33 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+@pytest.fixture(scope="session")
+def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with an empty store, to be copied: making one takes five fsyncs."""
+    path = tmp_path_factory.mktemp("empty") / "team.db"
+    with blocking.open(str(path), background=False):
+        pass
+    return path
+
+
 @pytest.fixture(params=["memory", "policed", "sqlite", "redis", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A new store of each kind."""
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new store of each kind; what one of them needs is not made for the others."""
     if request.param == "policed":
         if getattr(request.module, "FOR_ADMINISTRATORS", False):
             pytest.skip("agents have no business in this layer")
-        monkeypatch.setitem(registry.ENGINES, "policed", open_policed)
-        yield "policed:"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(registry.ENGINES, "policed", open_policed)
+            yield "policed:"
     elif request.param == "redis":
         yield f"{request.getfixturevalue('redis_server').url}?prefix=layers{next(_numbers)}"
     elif request.param == "postgres":
         with request.getfixturevalue("schemas").empty() as empty:
             yield empty
+    elif request.param == "sqlite":
+        yield shutil.copy(request.getfixturevalue("empty_file"), f"{request.getfixturevalue('tmp_path')}/team.db")
     else:
-        yield "memory:" if request.param == "memory" else str(tmp_path / "team.db")
+        yield "memory:"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -298,6 +299,7 @@ async def open_connection(
         "socket_keepalive": True,
         "client_name": "holdfast",
         "protocol": 2,
+        **_driver(),
     }
     if url.tls and url.ca is not None:
         options["ssl_ca_certs"] = url.ca
@@ -318,6 +320,16 @@ async def open_connection(
         await _abandon(connection)
         raise
     return connection
+
+
+@functools.cache
+def _driver() -> dict[str, Any]:
+    """What the driver tells a server of itself. By default it reads its package's metadata for every connection."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:  # an older driver reads them once
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 async def ask(address: Address, url: RedisUrl, username: str | None, password: str | None, *command: Argument) -> Any:

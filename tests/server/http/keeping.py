@@ -19,6 +19,7 @@ from holdfast.layers.leases import Leases
 from holdfast.middleware.denials import Denial
 from holdfast.server.http import HttpServer, Limits, make_app, serve_http
 from holdfast.server.refusals import PortName
+from tests.server.live import NOBODY
 
 MARKET, RISK, LEAD, ADMIN, FOREIGN = "hf_market", "hf_risk", "hf_lead", "hf_admin", "hf_foreign"
 TOKENS = {
@@ -82,7 +83,7 @@ class Running:
 
     def client(self, token: str | None = MARKET, **options: object) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, **options)  # type: ignore[arg-type]
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, verify=NOBODY, **options)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

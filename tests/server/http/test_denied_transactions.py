@@ -15,6 +15,7 @@ from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.rules import AccessRule, Rules
 from tests.server.http.keeping import ADMIN, TOKENS, Keeper, running
+from tests.server.live import NOBODY
 
 BASE = "/v1/spaces/contoso"
 WORKER = "hf_worker"
@@ -98,6 +99,7 @@ async def test_what_else_the_rules_allow_passes_with_and_without_a_key(
 
 
 async def test_administrators_do_transactions(worker: httpx.AsyncClient, keeper: Ruled) -> None:
-    async with httpx.AsyncClient(base_url=worker.base_url, headers={"Authorization": f"Bearer {ADMIN}"}) as admin:
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    async with httpx.AsyncClient(base_url=worker.base_url, headers=headers, verify=NOBODY) as admin:
         answer = await admin.post(f"{BASE}/transactions", json={"operations": [SET, GET]})
     assert answer.json()["results"] == [True, 1]
