@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ TOLD_MAX = 1500
 
 settings.register_profile("holdfast", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("holdfast")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end; the search for garbage need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

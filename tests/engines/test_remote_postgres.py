@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.engines.remote import *  # noqa: F403
 from tests.engines.remote import served
+from tests.schemas import Schemas
 from tests.server.host import Host, host
 
 from holdfast.testing.conformance import EngineFactory
-from holdfast.testing.servers.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +21,14 @@ def keepers() -> Iterator[Host]:
 
 
 @pytest.fixture
-def engine_factory(keepers: Host, tmp_path: Path, postgres_server: PostgresServer) -> Iterator[EngineFactory]:
-    name = uuid.uuid4().hex[:12]
-    with served(
-        keepers, tmp_path, lambda number: f"{postgres_server.url}?schema=r_{name}_{number}", sole=False
-    ) as factory:
+def engine_factory(keepers: Host, tmp_path: Path, schemas: Schemas) -> Iterator[EngineFactory]:
+    taken: list[str] = []
+
+    def store(number: int) -> str:
+        taken.append(schemas.take())
+        return taken[-1]
+
+    with served(keepers, tmp_path, store, sole=False) as factory:
         yield factory
+    for url in taken:
+        schemas.give_back(url)

@@ -33,7 +33,7 @@ from tests.processes.conftest import living
 from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-TASKS = 2_000 if SOAK else 200
+TASKS = 2_000 if SOAK else 120
 EFFECTS = 400 if SOAK else 24
 """Of them: tasks that open the store and do something in it."""
 KILLS = 150 if SOAK else 7
