@@ -177,9 +177,11 @@ async def test_a_start_that_is_refused_leaves_nothing_behind(boss: Space) -> Non
         for _ in range(60):  # more than there is room for
             assert (await (await space.workflows.start(three_steps, 5, id="x")).result()) == 4
         [worker] = [room.__self__ for room in space.queue("workflows.three_steps").served.rooms]
-        await asyncio.sleep(0.05)
-        assert worker._free == worker.concurrency
-        assert worker._runs == {}
+
+        async def is_idle() -> bool:
+            return bool(worker._free == worker.concurrency and not worker._runs)
+
+        await soon(until(is_idle))
 
 
 async def test_a_worker_that_is_filled_by_what_is_handed_over_takes_nothing_from_others(boss: Space) -> None:
