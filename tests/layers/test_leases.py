@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import holdfast
 from holdfast import ManualClock, Space
-from holdfast.engine import ChangeSet, Engine, SpaceInfo
+from holdfast.engine import ChangeSet, Engine, Page
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Compacted, RateLimitExceeded
 from holdfast.identity import Identity
@@ -120,11 +120,11 @@ async def test_a_feed_that_was_compacted_while_the_store_refuses_is_followed_aga
             async for commit in super().watch(*args, **options):  # type: ignore[arg-type]
                 yield commit
 
-        async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
+        async def scan(self, *args: object, **options: object) -> Page:  # type: ignore[override]
             if self.watched == 1 and not self.refused:
                 self.refused += 1
                 raise RateLimitExceeded("over its rate", retry_after=0.01)
-            return await super().spaces(name)
+            return await super().scan(*args, **options)  # type: ignore[arg-type]
 
     engine, clock = Compacting(space._scope.engine), space._scope.clock
     assert isinstance(clock, ManualClock)

@@ -13,7 +13,7 @@ from tests.server.live import SPACE, by_hand, client, command, http, make_token
 
 ORDER_1 = {"type": "object", "required": ["qty"], "properties": {"qty": {"type": "integer"}}}
 ORDER_2 = {"type": "object", "required": ["amount"]}
-KEY = "schemas/order/1.0.0"
+KEY = "schemas/trade/1.0.0"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ async def test_a_fleet_shares_schemas_through_a_keeper(keeper: KeeperServer) -> 
 @pytest.mark.parametrize("role", ["agent", "orchestrator"])
 async def test_by_hand_nobody_changes_what_is_registered(keeper: KeeperServer, role: str) -> None:
     async with client(keeper, "first", role="orchestrator") as (_, lead):
-        await lead.schemas.register("order", "1.0.0", ORDER_1)
+        await lead.schemas.register("trade", "1.0.0", ORDER_1)
     token = await make_token(keeper, f"mallory-{role}", role=role)  # type: ignore[arg-type]
     async with by_hand(keeper, token) as hand:
         for operation in (Put(KEY, b"{}"), Delete(KEY), Touch(KEY, 1000)):
