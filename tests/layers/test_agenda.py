@@ -210,6 +210,34 @@ def test_another_decision_that_comes_while_one_is_published_is_published_too() -
     assert (agenda.due(NOW, 9), work.decision, work.version) == ([work], None, 2), "it is read anew"
 
 
+def test_what_another_has_decided_first_is_still_published_when_that_one_is_gone() -> None:
+    agenda, feed = one()
+    feed.lives("other")
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="other"))
+    mine = agenda.publishing("c", NOW)
+    agenda.not_publishing(mine, NOW)  # the state was not the one that was seen
+    assert agenda.due(NOW, 9) == [], "the one that decided it publishes it"
+    agenda.gone("other", NOW)
+    assert [(work.corr_id, work.version) for work in agenda.due(NOW, 9)] == [("c", feed.version)]
+
+
+def test_what_went_out_of_the_outbox_meanwhile_is_not_published() -> None:
+    agenda, feed = one()
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="gone"))
+    mine = agenda.publishing("c", NOW)
+    feed.tell(Change("delete", OUTBOX + "c", False))
+    agenda.not_publishing(mine, NOW)
+    assert agenda.due(NOW, 9) == []
+
+
+def test_what_comes_into_the_outbox_meanwhile_is_published_by_whom_it_names() -> None:
+    agenda, feed = one()
+    mine = agenda.publishing("c", NOW)
+    feed.tell(Change("put", OUTBOX + "c", True, b"{}", tag="gone"))
+    agenda.not_publishing(mine, NOW)
+    assert agenda.due(NOW, 9) == [mine]
+
+
 def test_of_many_one_goes_first_and_the_others_follow_one_by_one() -> None:
     many = [Agenda(f"o{number}", LEASE_MS, publishes=False) for number in range(20)]
     feed = Feed(*many)

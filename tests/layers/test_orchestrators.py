@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast import Conflict, Decision, InvalidInput, ManualClock, NotFound, Question, Space, Store, Unavailable
 from holdfast.codec import decode, encode
 from holdfast.engine import CONDITIONS_MAX, SYSTEM_ACTOR, Batch, Delete, Engine, Entry, Page, Present, Put, Receipt
-from holdfast.layers import agenda
+from holdfast.layers import agenda, terms
 from holdfast.layers.correlation_entries import (
     MADE,
     OPEN,
@@ -83,6 +83,29 @@ async def test_a_correlation_is_decided_when_its_last_signal_is_there(store: Sto
     view = await correlation.view()
     assert (view.status, list(view.signals)) == ("completed", BOTH)
     assert (await correlation.context.read())["market_regime"] == "risk-on"
+
+
+async def test_a_busy_orchestrator_decides_what_becomes_due_meanwhile_together(
+    store: Store, desk: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[str] = []
+    monkeypatch.setattr(terms, "GATHER_S", 60.0)
+    orchestrator = desk.orchestrator(merge=FUSION, on_decision=lambda each: decided.append(each.corr_id))
+    async with running(orchestrator):
+        await until(lambda: orchestrator._term is not None)
+        for corr_id in ("c-1", "c-2", "c-3"):
+            await desk.correlation(corr_id, expect=BOTH)
+            await send_both(store, corr_id)
+            await until(lambda: decided == ["c-1"])  # it was idle, and began at once
+        term = orchestrator._term
+        assert term is not None
+        await until(lambda: [work.complete for work in term.agenda._open.values()] == [True, True])
+        assert decided == ["c-1"]
+        timer, term._rests_until = term.gathering, 0.0
+        assert timer is not None
+        timer._run()  # type: ignore[attr-defined]  # the time is over
+        timer.cancel()
+        await until(lambda: decided == ["c-1", "c-2", "c-3"])
 
 
 async def test_the_decision_is_one_commit(store: Store, desk: Space) -> None:

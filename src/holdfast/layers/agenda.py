@@ -96,10 +96,12 @@ class ToDecide(Work):
 class ToPublish(Work):
     """A decision in the outbox."""
 
-    __slots__ = ("decision", "noting")
+    __slots__ = ("before", "decision", "noting")
 
-    def __init__(self, corr_id: str) -> None:
+    def __init__(self, corr_id: str, before: ToPublish | None = None) -> None:
         super().__init__(corr_id)
+        self.before = before
+        """What the outbox had of this id when it was begun."""
         self.decision: Decision | None = None
         """As far as it was read."""
         self.noting = False
@@ -388,10 +390,22 @@ class Agenda:
 
     def publishing(self, corr_id: str, now: int) -> ToPublish:
         """A decision that this process is about to make, and to publish itself."""
-        work = self._outbox[corr_id] = ToPublish(corr_id)
+        work = self._outbox[corr_id] = ToPublish(corr_id, self._outbox.get(corr_id))
         work.busy = True
         self._claim(work, self.me, now)
         return work
+
+    def not_publishing(self, work: ToPublish, now: int) -> None:
+        """It was not decided by this process after all: what is in the outbox, or was before, is there to be published."""
+        before = work.before
+        if work.version:  # the feed has told that there is one, whoever made it
+            self.release(work, now)
+            return
+        is_known = self._is_known(work)
+        self.published(work)
+        if before is not None and is_known:
+            self._outbox[work.corr_id] = before
+            self._replan(before, now)
 
     def noting(self, work: ToPublish, version: int) -> bool:
         """It was published; its entry, of this version, is about to be taken out. False: another is there, to be published too."""

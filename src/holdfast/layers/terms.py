@@ -3,6 +3,9 @@
 Everything is committed by the term's own scope, which needs the lease. What was published is noted, that is taken out of the outbox,
 by the next commit of the term, whatever that is about; by one of its own after NOTE_S, if there is none; and when the term ends.
 
+A busy orchestrator decides several with one fsync: after it has begun something it begins nothing for GATHER_S, and what becomes due
+meanwhile is begun together (`may_begin`). What comes after a pause is begun at once.
+
 How it fails. A note that is refused, because somebody else took the entry out or put another there, is given up, and the commit it
 came with is tried without it. Where the store is away, what was published is noted later; when the term has ended by then, whoever
 takes the entry over publishes it again, unless it is the same process, which remembers.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.engine import Condition, Delete, Operation, Receipt, VersionIs
@@ -25,6 +29,8 @@ NOTE_S: Final = 0.05
 """How long the outbox may still show what was published, if no other commit takes it out."""
 NOTES_MAX: Final = 32
 """Entries of the outbox that one commit takes out."""
+GATHER_S: Final = 0.025
+"""From what is begun to what is begun next: a decision comes so much later at most, and costs a third of a commit less when 100 come a second."""
 
 log = logging.getLogger("holdfast.orchestrator")
 
@@ -46,6 +52,10 @@ class Term:
         self.unnoted_since = 0.0
         """By the loop's time."""
         self.noting: asyncio.Task[None] | None = None
+        self.gathering: asyncio.TimerHandle | None = None
+        """Something is due, and waits for others to be begun with."""
+        self._rests_until = 0.0
+        """By the loop's time."""
         self._leases = leases
         self._told = told
         lease.tell(self.news)
@@ -57,6 +67,22 @@ class Term:
     def lose(self) -> None:
         """The store has refused something for want of the lease."""
         self._leases.lose(self.lease)
+
+    def may_begin(self, later: Callable[[], None]) -> bool:
+        """Whether what is due may begin now. If not, `later` is called when it may."""
+        loop = asyncio.get_running_loop()
+        if self.gathering is None and loop.time() < self._rests_until:
+
+            def gathered() -> None:
+                self.gathering = None
+                later()
+
+            self.gathering = loop.call_at(self._rests_until, gathered)
+        return self.gathering is None
+
+    def begun(self) -> None:
+        """Something was begun now."""
+        self._rests_until = asyncio.get_running_loop().time() + GATHER_S
 
     async def commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = ()) -> Receipt:
         """A batch of this term, which also takes out of the outbox what was published meanwhile."""
