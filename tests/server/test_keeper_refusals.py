@@ -6,11 +6,13 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from holdfast import AuthenticationFailed, ManualClock
+import holdfast
+from holdfast import AccessDenied, AuthenticationFailed, ManualClock
 from holdfast.server.refusals import PortName, Strangers
 from holdfast.testing.servers.keeper import KeeperServer
 from holdfast.wire import Ping, frame
@@ -89,6 +91,14 @@ async def test_every_refusal_over_http_is_in_audit_and_metrics_once(keeper: Keep
             "commit": 2,
         }
         assert (await admin.get("/v1/spaces/fabrikam")).status_code == 404, "nobody's denial makes a space"
+
+
+async def test_who_may_not_copy_the_store_is_in_the_audit(keeper: KeeperServer, tmp_path: Path) -> None:
+    token = await make_token(keeper, "thief")
+    async with http(keeper, keeper.admin) as admin, holdfast.open(keeper.url, token=token) as store:
+        with pytest.raises(AccessDenied, match="only an administrator may back up"):
+            await store.backup(tmp_path / "stolen.db")
+        assert await denials(admin, "thief", 1) == [("Admin", "")]
 
 
 async def test_who_is_refused_again_and_again_fills_no_audit(keeper: KeeperServer) -> None:

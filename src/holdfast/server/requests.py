@@ -94,18 +94,24 @@ class GivesBackups(Protocol):
     def read_backup(self, id: str, offset: int) -> bytes: ...
 
 
-def _gives_backups(engine: Engine) -> GivesBackups:
-    if not isinstance(engine, GivesBackups):
-        raise AccessDenied("only an administrator may back up the store")
-    return engine
+async def _gives_backups(engine: Engine) -> GivesBackups:
+    """The same, if it is an administrator's."""
+    if isinstance(engine, GivesBackups):
+        return engine
+    refusal = AccessDenied("only an administrator may back up the store")
+    try:
+        await engine.inspect()  # who may not look at the whole store: the rules tell the audit of it
+    except AccessDenied as exc:
+        raise refusal from exc
+    raise refusal
 
 
 async def _backup(engine: Engine, message: Backup) -> Message:
-    return BackedUp(message.id, *await _gives_backups(engine).begin_backup())
+    return BackedUp(message.id, *await (await _gives_backups(engine)).begin_backup())
 
 
 async def _read_backup(engine: Engine, message: ReadBackup) -> Message:
-    return Piece(message.id, _gives_backups(engine).read_backup(message.backup, message.offset))
+    return Piece(message.id, (await _gives_backups(engine)).read_backup(message.backup, message.offset))
 
 
 async def _ping(engine: Engine, message: Ping) -> Message:
