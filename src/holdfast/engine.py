@@ -51,6 +51,7 @@ ID_SHIFT: Final = 20
 """An assigned id is the commit's millisecond, shifted, plus a counter: 64 bits until the year 2248."""
 REQUEST_WINDOW_MS: Final = 3_600_000
 FEED_WINDOW_MS: Final = 24 * 3_600_000
+PATIENCE_MS_MAX: Final = 50
 LOSS_JUMP: Final = 2**32
 """By how much revisions jump where commits may be lost that nobody can count: none of their versions is given again."""
 COMMITS_PER_MS_MAX: Final = 16
@@ -185,6 +186,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `fresh` promises that the request id was generated for this batch and is sent for the first time, so an engine need
     not ask whether it was answered before. It can be repeated all the same, without `fresh`.
+
+    `patience_ms` says that the sender would rather go with somebody else's commit than have an fsync of its own, and waits so
+    long for one. An engine that groups commits heeds it, up to PATIENCE_MS_MAX; for the others it means nothing.
     """
 
     actor: str
@@ -192,6 +196,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     conditions: tuple[Condition, ...] = ()
     request_id: str | None = None
     fresh: bool = False
+    patience_ms: int = 0
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):

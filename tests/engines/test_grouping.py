@@ -17,8 +17,8 @@ RECEIPT = Receipt(1, 1)
 _who: contextvars.ContextVar[int] = contextvars.ContextVar("who")
 
 
-def _waiting(durability: str = "sync") -> Waiting:
-    return Waiting("s", durability, Batch("a", (Put("a/k", b"1"),)), 4)
+def _waiting(durability: str = "sync", patience_ms: int = 0) -> Waiting:
+    return Waiting("s", durability, Batch("a", (Put("a/k", b"1"),), patience_ms=patience_ms), 4)
 
 
 class Desk:
@@ -36,8 +36,8 @@ class Desk:
             item.outcome = self._outcome(number)
         answer(items)
 
-    async def commit(self, durability: str = "sync") -> Receipt:
-        item = _waiting(durability)
+    async def commit(self, durability: str = "sync", patience_ms: int = 0) -> Receipt:
+        item = _waiting(durability, patience_ms)
         if not self.turns.enter(item):
             await item
         return item.told()
@@ -55,6 +55,55 @@ async def test_all_of_a_group_are_told_in_its_step_in_order_and_each_in_its_cont
     tasks = [asyncio.create_task(writer(number)) for number in range(5)]
     await asyncio.gather(*tasks)
     assert (told, desk.groups) == ([0, 1, 2, 3, 4], [5])
+
+
+async def test_who_is_patient_goes_with_the_next_that_is_not() -> None:
+    desk = Desk()
+    patient = [asyncio.create_task(desk.commit(patience_ms=50)) for _ in range(2)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (desk.groups, len(desk.turns.queue)) == ([], 2)
+    await desk.commit()
+    assert desk.groups == [3]
+    assert [task.result() for task in patient] == [RECEIPT] * 2
+    assert desk.turns._later is None, "nobody is woken for nothing"
+
+
+async def test_who_is_patient_does_not_wait_longer_than_it_said_nor_than_the_least_patient() -> None:
+    desk, loop = Desk(), asyncio.get_running_loop()
+    tasks = []
+    for patience_ms, longest_s in ((10**9, 0.05), (20, 0.02), (30, 0.02)):
+        tasks.append(asyncio.create_task(desk.commit(patience_ms=patience_ms)))
+        await asyncio.sleep(0)
+        timer = desk.turns._later
+        assert timer is not None
+        assert timer.when() <= loop.time() + longest_s
+    await asyncio.gather(*tasks)
+    assert desk.groups == [3]
+
+
+async def test_what_did_not_fit_into_a_group_does_not_wait_with_the_patient() -> None:
+    desk, loop = Desk(), asyncio.get_running_loop()
+
+    async def then_patient() -> None:
+        await desk.commit("sync")
+        await desk.commit("sync", patience_ms=50)
+
+    began = loop.time()
+    later = asyncio.create_task(then_patient())
+    await asyncio.gather(*[asyncio.create_task(desk.commit(durability)) for durability in ("sync", "async")])
+    await later
+    assert (desk.groups, loop.time() - began < 0.04) == ([2, 1, 1], True)
+
+
+async def test_who_closes_waits_for_no_company() -> None:
+    desk = Desk()
+    patient = asyncio.create_task(desk.commit(patience_ms=50))
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    await desk.turns.close()
+    assert patient.done() or await patient == RECEIPT
+    assert asyncio.get_running_loop().time() - began < 0.04
 
 
 async def test_whoever_goes_on_at_once_is_in_the_next_group() -> None:

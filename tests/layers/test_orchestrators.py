@@ -85,27 +85,23 @@ async def test_a_correlation_is_decided_when_its_last_signal_is_there(store: Sto
     assert (await correlation.context.read())["market_regime"] == "risk-on"
 
 
-async def test_a_busy_orchestrator_decides_what_becomes_due_meanwhile_together(
+async def test_the_decisions_of_a_busy_orchestrator_go_with_other_commits(
     store: Store, desk: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided: list[str] = []
-    monkeypatch.setattr(terms, "GATHER_S", 60.0)
+    patience: list[int] = []
+    patience_ms = terms.Term.patience_ms
+    monkeypatch.setattr(terms.Term, "patience_ms", lambda term: patience.append(patience_ms(term)) or patience[-1])
     orchestrator = desk.orchestrator(merge=FUSION, on_decision=lambda each: decided.append(each.corr_id))
     async with running(orchestrator):
         await until(lambda: orchestrator._term is not None)
-        for corr_id in ("c-1", "c-2", "c-3"):
+        for busy_s in (0.0, 1000.0, 1000.0, 0.0):
+            monkeypatch.setattr(terms, "BUSY_S", busy_s)
+            corr_id = f"c-{len(decided)}"
             await desk.correlation(corr_id, expect=BOTH)
             await send_both(store, corr_id)
-            await until(lambda: decided == ["c-1"])  # it was idle, and began at once
-        term = orchestrator._term
-        assert term is not None
-        await until(lambda: [work.complete for work in term.agenda._open.values()] == [True, True])
-        assert decided == ["c-1"]
-        timer, term._rests_until = term.gathering, 0.0
-        assert timer is not None
-        timer._run()  # type: ignore[attr-defined]  # the time is over
-        timer.cancel()
-        await until(lambda: decided == ["c-1", "c-2", "c-3"])
+            await until(lambda: decided[-1:] == [corr_id])  # noqa: B023
+    assert patience == [0, terms.PATIENCE_MS, terms.PATIENCE_MS, 0], "what comes after a pause is committed at once"
 
 
 async def test_the_decision_is_one_commit(store: Store, desk: Space) -> None:

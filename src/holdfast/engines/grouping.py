@@ -2,7 +2,7 @@
 
 `CommitQueue` holds batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
 everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. Only a batch that is
-patient, because its sender has to wait for others anyway, begins no group for PATIENCE_S. A caller that was cancelled
+patient (`Batch.patience_ms`; or PATIENCE_S, where its sender has to wait for others anyway) begins no group for so long. A caller that was cancelled
 before its batch was taken is left out; one that is cancelled later just does not hear the answer.
 
 Who waits is mostly a task, which `answer` wakes by calling it: a future would take a step of the loop for each.
@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.engine import Batch, Receipt
+from holdfast.engine import PATIENCE_MS_MAX, Batch, Receipt
 from holdfast.errors import Unavailable
 from holdfast.offers import Replies, Reply
 
@@ -131,6 +131,8 @@ class CommitQueue:
         self._taking = threading.Lock()
         self._added = self._taken = 0
         """Bytes; one is written by who adds, the other by who takes."""
+        self.has_more = False
+        """Not all that was there went into the last group."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -156,6 +158,7 @@ class CommitQueue:
                 del group[fitting:]
                 size = sum([item.size for item in group])
             self._taken += size
+            self.has_more = bool(items)
         return [item for item in group if not item._is_cancelled]
 
     def refuse_all(self, reason: str) -> None:
@@ -248,25 +251,37 @@ class Turns:
         """Queue a batch that `check_batch` has accepted, and is to be awaited; True: it was committed, and has its outcome."""
         if not self._asked:
             self._first = task = asyncio.current_task(self._loop)
-            if task is self._alone and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
+            is_quick = task is self._alone and self._later is None
+            if is_quick and self._loop.time() - self._stepped_back_at <= STEP_BACK_S and self._at_once(item):
                 return True
         item._loop = self._loop
         self.queue.add(item)
         if not self._asked:
-            self.ask()
+            self._ask_for(item.batch.patience_ms / 1000)
         return False
 
     def submit(self, item: Waiting, patient: bool = False) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
         self.queue.add(item)
-        if self._asked:
-            return
-        if not patient:
-            self.ask()
-        elif self._later is None:
-            self._later = self._loop.call_later(PATIENCE_S, self._wait_no_longer)
+        if not self._asked:
+            self._ask_for(PATIENCE_S if patient else item.batch.patience_ms / 1000)
 
-    def _wait_no_longer(self) -> None:
+    def _ask_for(self, patience_s: float) -> None:
+        """Begin what comes next soon, or, if nobody else wants it sooner, after so long."""
+        if patience_s <= 0:
+            self.ask()
+            return
+        at = self._loop.time() + min(patience_s, PATIENCE_MS_MAX / 1000)
+        if self._later is None or at < self._later.when():
+            self._wait_no_more()
+            self._later = self._loop.call_at(at, self._begin_for_the_patient)
+
+    def _wait_no_more(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    def _begin_for_the_patient(self) -> None:
         self._later = None
         if self.queue:
             self.ask()
@@ -284,12 +299,13 @@ class Turns:
         self._stepped_back_at = self._loop.time()
         self._alone = self._first if len(self.queue) == 1 else None
         self._first = None
+        self._wait_no_more()  # whoever was patient goes with this one
         try:
             self._begin()
         except BaseException:  # somebody ends the program; others may clean up yet
             self.ask()
             raise
-        if self.queue and self._later is None:  # else it is patient, or goes with those who are
+        if self.queue and (self.queue.has_more or self._later is None):  # else they are patient
             self.ask()
 
     def start_thread(self, work: Callable[[], T], then: Callable[[T], None] | None = None) -> asyncio.Future[T]:
@@ -311,6 +327,7 @@ class Turns:
     async def close(self) -> None:
         """Finish what was accepted."""
         while self.queue or self.in_thread is not None:
+            self.ask()
             await (asyncio.wait([self.in_thread]) if self.in_thread is not None else asyncio.sleep(0))
         self._closed = True
         self._threads.shutdown()

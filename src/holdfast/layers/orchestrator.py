@@ -263,9 +263,8 @@ class Orchestrator:
                     await self._look(term, peer)
                 self._begin_due(term)
                 if not is_over():
-                    # Who has as much as it may, or gathers, is woken.
-                    is_asked = len(term.tasks) >= WORK_MAX or term.gathering is not None
-                    term.sleeps_until = None if is_asked else agenda.next_at()
+                    is_full = len(term.tasks) >= WORK_MAX  # then the next one to finish wakes this
+                    term.sleeps_until = None if is_full else agenda.next_at()
                     await sleep_or(clock, term.sleeps_until, term.news)
         except asyncio.CancelledError:
             patient = False
@@ -276,8 +275,6 @@ class Orchestrator:
 
     async def _wind_up(self, term: Term, patient: bool) -> None:
         """Let finish what was begun, if there is time and it can still be written; another takes over what is not."""
-        if term.gathering is not None:
-            term.gathering.cancel()
         try:
             if term.tasks and patient and not term.lost:
                 await asyncio.wait(term.tasks, timeout=STOP_S_MAX)
@@ -317,18 +314,20 @@ class Orchestrator:
     async def _follow(self, agenda: Agenda, cursor: str) -> None:
         clock, looked = self._scope.clock, -1
         async for commit in self._scope.engine.watch(self._scope.space, *FOLLOWED, cursor=cursor):
-            agenda.apply(commit, clock.now_ms())
-            term = self._term  # if there is none the next one sees it
-            if term is not None and agenda.plans != looked:  # else nothing is due sooner than when this was last asked
-                self._plan(term)
-                looked = agenda.plans
-
-    def _plan(self, term: Term) -> None:
-        """Begin what is due; if something is due earlier than what is slept for, tell."""
-        self._begin_due(term)
-        due_at = term.agenda.next_at()
-        if term.gathering is None and due_at is not None and (term.sleeps_until is None or due_at < term.sleeps_until):
-            term.news.set()
+            now = clock.now_ms()
+            agenda.apply(commit, now)
+            term = self._term
+            if term is None:
+                continue  # the next one sees it
+            if agenda.plans == looked:
+                continue  # nothing is due sooner than when this was last asked
+            due_at = agenda.next_at()
+            if due_at is not None and due_at <= now:
+                self._begin_due(term)
+                due_at = agenda.next_at()
+            if due_at is not None and (term.sleeps_until is None or due_at < term.sleeps_until):
+                term.news.set()  # something is due earlier than what is slept for
+            looked = agenda.plans
 
     async def _look(self, term: Term, peer: str) -> None:
         """Whether another orchestrator lives."""
@@ -342,17 +341,9 @@ class Orchestrator:
     # --- its work ---
 
     def _begin_due(self, term: Term) -> None:
-        now, due_at = self._scope.clock.now_ms(), term.agenda.next_at()
-        if (
-            self._stopping
-            or term.lost
-            or due_at is None
-            or due_at > now
-            or not term.may_begin(partial(self._plan, term))
-        ):
+        if self._stopping or term.lost:
             return
-        for work in term.agenda.due(now, WORK_MAX - len(term.tasks)):
-            term.begun()
+        for work in term.agenda.due(self._scope.clock.now_ms(), WORK_MAX - len(term.tasks)):
             task = asyncio.create_task(self._do(term, work, self._step(term, work)))
             term.tasks.add(task)
             task.add_done_callback(lambda done: self._done(term, done))
@@ -505,7 +496,7 @@ class Orchestrator:
         work = None if self._on_decision is None else term.agenda.publishing(state.corr_id, now)
         try:
             conditions = VersionIs(STATES + state.corr_id, version), *as_read, *unmarked
-            receipt = await term.commit(tuple(operations), conditions)
+            receipt = await term.commit(tuple(operations), conditions, patience_ms=term.patience_ms())
         except BaseException:
             if work is not None:
                 term.agenda.not_publishing(work, self._scope.clock.now_ms())

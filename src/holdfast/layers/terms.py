@@ -3,8 +3,8 @@
 Everything is committed by the term's own scope, which needs the lease. What was published is noted, that is taken out of the outbox,
 by the next commit of the term, whatever that is about; by one of its own after NOTE_S, if there is none; and when the term ends.
 
-A busy orchestrator decides several with one fsync: after it has begun something it begins nothing for GATHER_S, and what becomes due
-meanwhile is begun together (`may_begin`). What comes after a pause is begun at once.
+A busy orchestrator's decisions need no fsync of their own: one that comes less than BUSY_S after another waits up to PATIENCE_MS for a
+commit to go with (`Batch.patience_ms`). What comes after a pause is committed at once.
 
 How it fails. A note that is refused, because somebody else took the entry out or put another there, is given up, and the commit it
 came with is tried without it. Where the store is away, what was published is noted later; when the term has ended by then, whoever
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from holdfast.engine import Condition, Delete, Operation, Receipt, VersionIs
 from holdfast.errors import Conflict, Error, LeaseLost
@@ -29,8 +30,8 @@ NOTE_S: Final = 0.05
 """How long the outbox may still show what was published, if no other commit takes it out."""
 NOTES_MAX: Final = 32
 """Entries of the outbox that one commit takes out."""
-GATHER_S: Final = 0.025
-"""From what is begun to what is begun next: a decision comes so much later at most, and costs a third of a commit less when 100 come a second."""
+PATIENCE_MS: Final = 20
+BUSY_S: Final = 0.05
 
 log = logging.getLogger("holdfast.orchestrator")
 
@@ -52,10 +53,8 @@ class Term:
         self.unnoted_since = 0.0
         """By the loop's time."""
         self.noting: asyncio.Task[None] | None = None
-        self.gathering: asyncio.TimerHandle | None = None
-        """Something is due, and waits for others to be begun with."""
-        self._rests_until = 0.0
-        """By the loop's time."""
+        self._decided_at = -BUSY_S
+        """The last time, by the loop's."""
         self._leases = leases
         self._told = told
         lease.tell(self.news)
@@ -68,23 +67,14 @@ class Term:
         """The store has refused something for want of the lease."""
         self._leases.lose(self.lease)
 
-    def may_begin(self, later: Callable[[], None]) -> bool:
-        """Whether what is due may begin now. If not, `later` is called when it may."""
-        loop = asyncio.get_running_loop()
-        if self.gathering is None and loop.time() < self._rests_until:
+    def patience_ms(self) -> int:
+        """How long the decision that is to be committed now may wait for company."""
+        before, self._decided_at = self._decided_at, asyncio.get_running_loop().time()
+        return PATIENCE_MS if self._decided_at - before < BUSY_S else 0
 
-            def gathered() -> None:
-                self.gathering = None
-                later()
-
-            self.gathering = loop.call_at(self._rests_until, gathered)
-        return self.gathering is None
-
-    def begun(self) -> None:
-        """Something was begun now."""
-        self._rests_until = asyncio.get_running_loop().time() + GATHER_S
-
-    async def commit(self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = ()) -> Receipt:
+    async def commit(
+        self, operations: tuple[Operation, ...], conditions: tuple[Condition, ...] = (), *, patience_ms: int = 0
+    ) -> Receipt:
         """A batch of this term, which also takes out of the outbox what was published meanwhile."""
         clock = self.scope.clock
         while True:
@@ -94,7 +84,11 @@ class Term:
             as_written = (VersionIs(OUTBOX + work.corr_id, work.version) for work in noted)
             began = clock.now_ms()
             try:
-                receipt = await self.scope.commit((*removed, *operations), (*conditions, *as_written))
+                batch = self.scope.batch((*removed, *operations), (*conditions, *as_written))
+                if patience_ms:
+                    batch = msgspec.structs.replace(batch, patience_ms=patience_ms)
+                receipt = await self.scope.sent(batch)
+                self.scope.session.saw(receipt.version)
             except BaseException as exc:
                 gone = [work for work in noted if isinstance(exc, Conflict) and exc.key == OUTBOX + work.corr_id]
                 self.unnoted += [work for work in noted if work not in gone]

@@ -24,6 +24,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NoReturn, TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock
 from holdfast.codec import check_all_json, check_json
 from holdfast.engine import (
@@ -254,7 +256,7 @@ class PolicedEngine:
         tokens = max(1, len(batch.conditions))
         if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
             self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key)
-        sent = Batch(batch.actor, batch.operations, conditions, batch.request_id, batch.fresh) if added else batch
+        sent = replace(batch, conditions=conditions) if added else batch
         explained = lambda conflict: self._explained(conflict, space, batch, added)  # noqa: E731
         return Flight(self._policy.quotas, book, account, amount, keys, sent, reply, explained)
 
@@ -354,7 +356,7 @@ class PolicedEngine:
                     f"a batch has at most {CONDITIONS_MAX} conditions; this one has {len(batch.conditions)}, and "
                     f"{len(conditions)} more that ownership adds"
                 )
-            sent = Batch(batch.actor, batch.operations, together, batch.request_id, batch.fresh)
+            sent = replace(batch, conditions=together)
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
         except QuotaExceeded as exc:
