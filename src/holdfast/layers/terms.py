@@ -30,7 +30,7 @@ NOTE_S: Final = 0.05
 """How long the outbox may still show what was published, if no other commit takes it out."""
 NOTES_MAX: Final = 32
 """Entries of the outbox that one commit takes out."""
-PATIENCE_MS: Final = 20
+PATIENCE_MS: Final = 15
 BUSY_S: Final = 0.05
 
 log = logging.getLogger("holdfast.orchestrator")
