@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 
-SUITE := $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --dist worksteal --durations=20
+SUITE := $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=20
 IN_MEMORY := $(BIN)/python scripts/in-memory
 FAILED := $(VENV)/.failed
-TIMED := tests/examples tests/faults tests/manager tests/processes
+ON_DISK := tests/examples tests/faults tests/manager tests/processes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,11 +25,11 @@ help: ## list these commands
 demo: setup ## a day at a research desk: agents, workflow, conflict, decision, tasks; four killed with -9, every promise checked (30 s)
 	@$(BIN)/python examples/demo.py
 
-# Most tests wait for servers as much as they compute, so three at a time, and need no disk. Those about processes, where time
-# counts, are run two at a time, on a disk.
+# Most tests wait as much as they compute, so three at a time. First those that need no disk; then, on one, those about processes
+# that are killed and disks that fail.
 test: ready ## everything that must hold before a change is merged: the static checks, then the whole suite
 	@rm -f $(FAILED); failed=0; export HOLDFAST_FAILED=$(FAILED); \
-	$(IN_MEMORY) $(SUITE) -n 3 $(addprefix --ignore=,$(TIMED)) || failed=1; $(SUITE) -n 2 $(TIMED) || failed=1; \
+	$(IN_MEMORY) $(SUITE) $(addprefix --ignore=,$(ON_DISK)) || failed=1; $(SUITE) $(ON_DISK) || failed=1; \
 	if [ -e $(FAILED) ]; then echo "what failed:"; cat $(FAILED); fi; exit $$failed
 
 check: setup lint types imports ## the static part: lint, format, types, and which module may import which
