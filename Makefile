@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 
-SUITE := $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --dist worksteal --durations=20
+SUITE := $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=20
+IN_MEMORY := $(BIN)/python scripts/in-memory
 FAILED := $(VENV)/.failed
-TIMED := tests/examples tests/faults tests/manager tests/processes
+ON_DISK := tests/examples tests/faults tests/manager tests/processes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -24,10 +25,11 @@ help: ## list these commands
 demo: setup ## a day at a research desk: agents, workflow, conflict, decision, tasks; four killed with -9, every promise checked (30 s)
 	@$(BIN)/python examples/demo.py
 
-# Most tests wait for disks and servers as much as they compute, so three at a time. Those about processes, where time counts, two.
+# Most tests wait as much as they compute, so three at a time. First those that need no disk; then, on one, those about processes
+# that are killed and disks that fail.
 test: ready ## everything that must hold before a change is merged: the static checks, then the whole suite
 	@rm -f $(FAILED); failed=0; export HOLDFAST_FAILED=$(FAILED); \
-	$(SUITE) -n 3 $(addprefix --ignore=,$(TIMED)) || failed=1; $(SUITE) -n 2 $(TIMED) || failed=1; \
+	$(IN_MEMORY) $(SUITE) $(addprefix --ignore=,$(ON_DISK)) || failed=1; $(SUITE) $(ON_DISK) || failed=1; \
 	if [ -e $(FAILED) ]; then echo "what failed:"; cat $(FAILED); fi; exit $$failed
 
 check: setup lint types imports ## the static part: lint, format, types, and which module may import which
@@ -36,7 +38,7 @@ check: setup lint types imports ## the static part: lint, format, types, and whi
 bench: setup tools ## our speed beside a peer's in the same run, as JSON lines
 	@$(BIN)/python -m benchmarks
 
-soak: setup tools ## the suite with its long runs at full size: more rounds, more kills, more operations
+soak: setup tools ## the suite at full size, on a disk: more rounds, more kills, more operations, every layer on every engine
 	@HOLDFAST_SOAK=1 $(BIN)/python scripts/leaves-nothing-running $(BIN)/python -m pytest -q --durations=20
 
 # --- what the commands above need ---

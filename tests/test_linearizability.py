@@ -7,7 +7,6 @@ histories; and histories produced by a simulated correct store, with clients tha
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from msgspec import UNSET
 
 from holdfast.testing.history import NOTHING, Found, Operation, Recorder, events, join, load
 from holdfast.testing.linearizability import check
+from tests.soak import SOAK
 
 A, B = "records/a", "records/b"
 _ids = iter(range(1_000_000_000))
@@ -375,7 +375,7 @@ def operations(draw: st.DrawFn, keys: tuple[str, ...], unknown: bool, versioned:
     return op(kind, start, end, **fields)
 
 
-MORE = 50 if os.environ.get("HOLDFAST_SOAK") == "1" else 1
+MORE = 50 if SOAK else 1
 
 
 def small_histories(keys: tuple[str, ...] = (A,), unknown: bool = True, versioned: bool = True) -> st.SearchStrategy:
@@ -508,7 +508,7 @@ def test_close_to_good_it_never_rejects_what_some_order_explains(seed: int, lost
     assert not reference(history) or check(history) == []
 
 
-@pytest.mark.parametrize("lost", [0.0, 0.002] if os.environ.get("HOLDFAST_SOAK") else [0.002])
+@pytest.mark.parametrize("lost", [0.0, 0.002] if SOAK else [0.002])
 def test_it_checks_100_000_operations_well_within_a_minute(lost: float) -> None:
     history = simulated(100_000, seed=7, lost=lost)
     begun = time.monotonic()
@@ -516,12 +516,12 @@ def test_it_checks_100_000_operations_well_within_a_minute(lost: float) -> None:
     assert time.monotonic() - begun < 30
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(20 if SOAK else 8))
 def test_it_accepts_what_a_correct_store_does_to_clients_that_vanish(seed: int) -> None:
     assert check(simulated(2_000, seed, lost=0.01)) == []
 
 
-@pytest.mark.parametrize("seed", range(20 if os.environ.get("HOLDFAST_SOAK") else 8))
+@pytest.mark.parametrize("seed", range(20 if SOAK else 4))
 def test_one_forged_answer_among_thousands_is_found(seed: int) -> None:
     rng = random.Random(seed)
     history = simulated(5_000, seed, lost=0.002)
@@ -536,7 +536,7 @@ def test_one_forged_answer_among_thousands_is_found(seed: int) -> None:
     assert check(history) != []
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(10 if SOAK else 5))
 def test_one_lost_write_among_thousands_is_found(seed: int) -> None:
     """The write is acknowledged and the rest of the history knows nothing of it."""
     rng = random.Random(seed)

@@ -96,7 +96,7 @@ def report(findings: Iterable[str]) -> None:
 
 
 def has_a_docstring(source: Source) -> Iterator[str]:
-    if ast.get_docstring(source.tree) is None:
+    if not source.text.startswith('"""') and ast.get_docstring(source.tree) is None:
         yield source.at(1, "the module has no docstring; say what it keeps, how it works and how it fails")
 
 
@@ -402,6 +402,7 @@ def test_no_module_is_dead() -> None:
     shipped = {
         name
         for source in python_files("tests", "benchmarks", "examples")
+        if "testing" in source.text  # reading the others takes seconds
         for name in named_modules(source)
         if name.startswith("holdfast.testing")
     }

@@ -15,4 +15,4 @@ async def open_memory(clock: Clock) -> Engine:
 
 @pytest.fixture
 def engine_factory() -> EngineFactory:
-    return EngineFactory(lambda: open_memory, Capabilities(shared=False, survives_reopen=False))
+    return EngineFactory(lambda: open_memory, Capabilities(shared=False, survives_reopen=False), histories=8)

@@ -26,6 +26,6 @@ def engine_factory(schemas: Schemas) -> Iterator[EngineFactory]:
 
         return open_postgres
 
-    yield EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=10)
+    yield EngineFactory(new_storage, Capabilities(shared=True, survives_reopen=True), histories=6)
     for url in taken:
         schemas.give_back(url)

@@ -54,7 +54,7 @@ KINDS: dict[str, Callable[[ExitStack], str | None]] = {
 @pytest.fixture
 def operations() -> int:
     """Fewer than without a keeper: the engines below were tried by themselves."""
-    return OPERATIONS if SOAK else 2_000
+    return OPERATIONS if SOAK else 1_200
 
 
 @pytest.fixture(params=list(KINDS))

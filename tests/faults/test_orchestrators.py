@@ -34,7 +34,7 @@ from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 ORCHESTRATORS = 50 if SOAK else 4
-CORRELATIONS = 5_000 if SOAK else 60
+CORRELATIONS = 5_000 if SOAK else 40
 KILL_S = 0.25
 LEASE = "10s" if SOAK else "1s"
 TIMEOUT = "20s" if SOAK else "900ms"

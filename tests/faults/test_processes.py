@@ -18,7 +18,7 @@ from tests.faults.driver import ROOT, fleet, judge
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS_MIN = 1_000_000 if SOAK else 12_000
+OPERATIONS_MIN = 1_000_000 if SOAK else 8_000
 TIMEOUT_S = 3600 if SOAK else 240
 
 
@@ -61,7 +61,7 @@ async def test_a_fleet_that_is_killed_all_at_once_again_and_again_loses_nothing(
 
 
 def test_processes_that_create_a_store_at_the_same_instant_all_open_it(tmp_path: Path) -> None:
-    rounds = 1000 if SOAK else 25
+    rounds = 1000 if SOAK else 12
     command = [sys.executable, "-m", "tests.faults.openers", str(tmp_path), str(rounds)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (ran.stdout, ran.stderr, ran.returncode) == ("", "", 0)

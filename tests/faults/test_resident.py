@@ -57,7 +57,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
     tmp_path: Path, calls: Counter[str], call: str
 ) -> None:
     faults = [
-        Fault(call, "signal=SIGKILL", n, engine="resident") for n in samples(calls[call], 32 if call == WRITES else 8)
+        Fault(call, "signal=SIGKILL", n, engine="resident") for n in samples(calls[call], 48 if call == WRITES else 8)
     ]
     runs = sweep(tmp_path, faults)
     assert {code for code, _ in runs} == {137}

@@ -32,7 +32,7 @@ from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS = 300_000 if SOAK else 2_400
+OPERATIONS = 300_000 if SOAK else 1_600
 TIMEOUT_S = 3600 if SOAK else 240
 CRASHES = 30 if SOAK else 2
 CUTS_MIN = 6
@@ -177,7 +177,7 @@ async def test_a_connection_that_is_cut_leaves_no_doubt_that_is_not_told(
     clients = Clients(engine, SPACE, recorder, "w", 0, [f"records/{number}" for number in range(6)])
     proxy.choose = lambda: cut if rng.random() < 0.02 else None
     async with asyncio.timeout(TIMEOUT_S):
-        await clients.run(16, 20_000 if SOAK else 1_400)
+        await clients.run(16, 20_000 if SOAK else 1_000)
         while proxy.cuts[cut] < CUTS_MIN:  # a busy machine sends more at once, and there is less to cut
             await clients.run(16, 200)
     proxy.choose = lambda: None
@@ -186,7 +186,7 @@ async def test_a_connection_that_is_cut_leaves_no_doubt_that_is_not_told(
     recorder.close()
     history = load([tmp_path / "w.0.jsonl"])
     outcomes = await judge(history, server.url)
-    assert outcomes["ok"] > 1000
+    assert outcomes["ok"] > 700
     # A read that got no answer is unknown too, and of no consequence.
     in_doubt = [op for op in history if op.outcome == "unknown" and op.kind != "read"]
     assert not in_doubt, "every batch here has a request id: what happened could have been found out"

@@ -285,7 +285,7 @@ def count_calls(folder: Path, engine: str) -> Counter[str]:
 def test_a_process_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
     tmp_path: Path, calls: Counter[str], call: str
 ) -> None:
-    chosen = samples(calls[call], 32 if call == WRITES else 6)
+    chosen = samples(calls[call], 48 if call == WRITES else 6)
     runs = sweep(tmp_path, [Fault(call, "signal=SIGKILL", n) for n in chosen])
     assert {code for code, _ in runs} == {137}
     if SOAK and call in (FSYNCS, WRITES):

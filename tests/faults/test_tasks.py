@@ -33,8 +33,8 @@ from tests.processes.conftest import living
 from tests.servers import started
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-TASKS = 2_000 if SOAK else 120
-EFFECTS = 400 if SOAK else 24
+TASKS = 2_000 if SOAK else 60
+EFFECTS = 400 if SOAK else 12
 """Of them: tasks that open the store and do something in it."""
 KILLS = 150 if SOAK else 7
 KILL_S = 0.5 if SOAK else 0.2

@@ -22,7 +22,7 @@ from tests.servers import started
 from tests.stopping import stop
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-EXECUTIONS = 1_000 if SOAK else 100
+EXECUTIONS = 1_000 if SOAK else 60
 RESTARTS = 10 if SOAK else 1
 DEADLINE_S = 900 if SOAK else 90
 LEASE = "700ms"

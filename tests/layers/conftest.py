@@ -1,6 +1,9 @@
-"""Stores for the tests of layers: every test runs on every engine, with a clock it moves itself.
+"""Stores for the tests of layers, with a clock that each test moves itself.
 
-One of them is a memory engine behind the policy of a keeper: no layer needs more than an agent may do.
+A layer knows no engine, and that all engines do the same is what the conformance suite proves. So a test runs on the memory
+engine behind the policy of a keeper (no layer needs more than an agent may do), and on one engine more, without a policy,
+which the test's name tells. A test of what engines do each in its own way is marked `every_engine`. In a soak, all of
+them run everywhere.
 """
 
 from __future__ import annotations
@@ -16,8 +19,27 @@ import holdfast
 from holdfast import ManualClock, Space, Store, blocking
 from holdfast.engines import registry
 from tests.layers.policed import open_policed
+from tests.soak import SOAK, in_turn
+
+KEPT = ["sqlite", "redis", "postgres"]
+"""Stores outside the process."""
 
 _numbers = itertools.count(1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a store and does not say on what runs on these."""
+    told = any("url" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "url" in metafunc.fixturenames and not told:
+        metafunc.parametrize("url", kinds_for(metafunc), indirect=True)
+
+
+def kinds_for(metafunc: pytest.Metafunc) -> list[str]:
+    """In a module that is FOR_ADMINISTRATORS agents have no business: nothing is tested with a policy."""
+    in_memory = ["memory"] if getattr(metafunc.module, "FOR_ADMINISTRATORS", False) else ["memory", "policed"]
+    if SOAK or metafunc.definition.get_closest_marker("every_engine"):
+        return [*in_memory, *KEPT]
+    return [in_memory[-1], *in_turn(metafunc.definition.nodeid, KEPT)]
 
 
 @pytest.fixture
@@ -34,12 +56,10 @@ def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["memory", "policed", "sqlite", "redis", "postgres"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A new store of each kind; what one of them needs is not made for the others."""
     if request.param == "policed":
-        if getattr(request.module, "FOR_ADMINISTRATORS", False):
-            pytest.skip("agents have no business in this layer")
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(registry.ENGINES, "policed", open_policed)
             yield "policed:"

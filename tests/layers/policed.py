@@ -39,10 +39,16 @@ class PolicedStore(Wrapper):
 
     def __init__(self, inner: Engine, clock: Clock) -> None:
         super().__init__(inner)
+        self._engines: dict[tuple[str, str], Engine] = {}
         self._policy = Policy(inner, clock, Rules(rate_limits=(), quotas=(Quota("*", max_value_size=11 * MB),)))
 
     def _engine(self, space: str, agent: str) -> Engine:
-        return self._policy.engine_for(Identity(agent, ROLES.get(agent, "agent"), space))
+        """Kept, as a keeper does for a connection."""
+        engine = self._engines.get((space, agent))
+        if engine is None:
+            engine = self._policy.engine_for(Identity(agent, ROLES.get(agent, "agent"), space))
+            self._engines[space, agent] = engine
+        return engine
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
         if batch.actor == SYSTEM_ACTOR:

@@ -65,6 +65,7 @@ async def test_a_bad_prefix_is_refused_everywhere(space: Space, prefix: Any) -> 
     assert await space.records.keys("") == ["k"]
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize(
     "key", ["ä" * 256, "x" * 512, "a b", "\n", "{}", "*?[%_", "../..", "😀", "\U0010ffff", "'; --"]
 )

@@ -18,6 +18,8 @@ from holdfast.layers.audit import LOG
 from holdfast.layers.blobs import BlobRef
 from holdfast.layers.checkup import with_spaces
 
+pytestmark = pytest.mark.every_engine
+
 FOR_ADMINISTRATORS = True
 
 

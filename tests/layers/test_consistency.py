@@ -1,4 +1,4 @@
-"""Strong, session and eventual reads, on every engine, with a hot tier and without."""
+"""Strong, session and eventual reads, with a hot tier and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correlations as agents see them: signals in time, twice, late; the context; what is refused. On every engine."""
+"""Correlations as agents see them: signals in time, twice, late; the context; what is refused."""
 
 from __future__ import annotations
 

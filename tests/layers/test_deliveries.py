@@ -1,4 +1,4 @@
-"""Messages handed to somebody whose life cannot be seen: one lease each, ended from anywhere. On every engine."""
+"""Messages handed to somebody whose life cannot be seen: one lease each, ended from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who wrote what, from which inputs, and what differs between two points; on every engine."""
+"""Who wrote what, from which inputs, and what differs between two points."""
 
 from __future__ import annotations
 

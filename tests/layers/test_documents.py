@@ -1,4 +1,4 @@
-"""Shared documents: contributions that never conflict, a body that is never overwritten unseen; on every engine."""
+"""Shared documents: contributions that never conflict, a body that is never overwritten unseen."""
 
 from __future__ import annotations
 

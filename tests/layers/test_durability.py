@@ -9,6 +9,8 @@ from holdfast import DurabilityUnavailable, InvalidInput
 from holdfast.testing.servers.redis import RedisServer
 from tests.servers import started
 
+pytestmark = pytest.mark.every_engine
+
 
 async def test_a_store_says_what_its_spaces_are_made_with_unless_they_do(url: str) -> None:
     async with holdfast.open(url, durability="async", background=False) as store:

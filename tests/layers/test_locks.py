@@ -1,4 +1,4 @@
-"""Locks, semaphores, read and write locks, elections, pools: one mechanism, on every engine."""
+"""Locks, semaphores, read and write locks, elections, pools: one mechanism."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ from holdfast.engines.evaluation import Group
 from holdfast.engines.memory import MemoryEngine
 from tests.layers.conftest import everything
 
+pytestmark = pytest.mark.every_engine
+
 
 async def test_1_a_leader_by_compare_and_swap_ends_with_its_ttl(space: Space, clock: ManualClock) -> None:
     await space.records.compare_and_swap("leader", "a", expect=ABSENT, ttl="5s")

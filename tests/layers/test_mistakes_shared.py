@@ -1,4 +1,4 @@
-"""Mistakes of sections 2 and 4 of the list (`test_mistakes.py`), as documents and correlations could make them. On every engine."""
+"""Mistakes of sections 2 and 4 of the list (`test_mistakes.py`), as documents and correlations could make them."""
 
 from __future__ import annotations
 

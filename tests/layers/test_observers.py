@@ -1,4 +1,4 @@
-"""Observing tasks: events selected and sampled, the aggregated view, alerts. Everything from the feed, resumable. On every engine."""
+"""Observing tasks: events selected and sampled, the aggregated view, alerts. Everything from the feed, resumable."""
 
 from __future__ import annotations
 

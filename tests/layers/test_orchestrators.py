@@ -1,4 +1,4 @@
-"""Orchestrators: each correlation is decided once, in one commit, and published; whoever dies is replaced. On every engine."""
+"""Orchestrators: each correlation is decided once, in one commit, and published; whoever dies is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: stages that are tasks, whose results flow by commit; whoever moves them on may die at any point. On every engine."""
+"""Pipelines: stages that are tasks, whose results flow by commit; whoever moves them on may die at any point."""
 
 from __future__ import annotations
 

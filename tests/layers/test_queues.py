@@ -1,4 +1,4 @@
-"""Queues: put, reserve, settle; order, delays, dedup; policies and dead letters. On every engine."""
+"""Queues: put, reserve, settle; order, delays, dedup; policies and dead letters."""
 
 from __future__ import annotations
 

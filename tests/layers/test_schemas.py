@@ -1,4 +1,4 @@
-"""Schemas: what is written is checked, what is older is migrated when it is read, on every engine."""
+"""Schemas: what is written is checked, what is older is migrated when it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent's section of something shared, on every engine."""
+"""One agent's section of something shared."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import holdfast
 from holdfast import InvalidInput, ManualClock, NotFound, Space, Store, Unavailable
 from holdfast.engine import SpaceInfo, cursor_at
 
+pytestmark = pytest.mark.every_engine
+
 
 async def test_a_file_is_shared_by_several_stores(tmp_path: Path) -> None:
     path = str(tmp_path / "team.db")

@@ -1,4 +1,4 @@
-"""Following a task and submitting it once: what the command line and the HTTP port rest on. On every engine."""
+"""Following a task and submitting it once: what the command line and the HTTP port rest on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks as those see them who submit them: one commit, results, control, lists, counts, and what is left in the end. On every engine."""
+"""Tasks as those see them who submit them: one commit, results, control, lists, counts, and what is left in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in: tokens are made, compared, listed, revoked and end, on every engine; and the book a server keeps of them."""
+"""Who may come in: tokens are made, compared, listed, revoked and end; and the book a server keeps of them."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ from holdfast.layers.transfer import (
 )
 from holdfast.middleware.wrapper import Wrapper
 
+pytestmark = pytest.mark.every_engine
+
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def target(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:

@@ -1,4 +1,4 @@
-"""Steps that are sent to a queue, on every engine: done by whoever serves it, once as far as anybody can see."""
+"""Steps that are sent to a queue: done by whoever serves it, once as far as anybody can see."""
 
 from __future__ import annotations
 

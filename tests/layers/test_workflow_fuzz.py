@@ -21,7 +21,7 @@ from holdfast import Context, ManualClock, Space, workflow
 from tests.layers.hosting import Hosts, soon, until
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
-SEEDS = range(3_000) if SOAK else range(32)
+SEEDS = range(3_000) if SOAK else range(16)
 Op = tuple[str, str, int]
 """What is done, to which key, with which number."""
 Call = tuple[str, list[Op]]

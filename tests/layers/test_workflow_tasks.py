@@ -1,4 +1,4 @@
-"""Steps that are tasks of their own process, on every engine, with a manager that the test plays: submitted once, told of their end."""
+"""Steps that are tasks of their own process, with a manager that the test plays: submitted once, told of their end."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.layers.resuming import forget, hosts, two
 __all__ = ["forget", "hosts"]
 pytestmark = two
 
-SEEDS = 400 if os.environ.get("HOLDFAST_SOAK") == "1" else 6
+SEEDS = 400 if os.environ.get("HOLDFAST_SOAK") == "1" else 3
 TRIES_MAX = 60
 DEEPEST = 3
 SIMPLE = ("small", "small", "large", "changing", "increments", "sets", "handled", "within")

@@ -1,4 +1,4 @@
-"""Workflows on every engine: steps, waits, state, children, limits, what workers do when others die."""
+"""Workflows: steps, waits, state, children, limits, what workers do when others die."""
 
 from __future__ import annotations
 

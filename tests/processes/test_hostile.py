@@ -31,7 +31,7 @@ async def test_ignores_term(launcher: Launcher, order: MakeOrder) -> None:
     began = time.monotonic()
     ended = await child.stop()
     assert (ended.reason, ended.signal) == ("stopped", signal.SIGKILL)
-    assert 0.5 < time.monotonic() - began < 1.5
+    assert 0.5 < time.monotonic() - began < 5  # a second, on a machine that has nothing else to do
 
 
 async def test_ignores_term_and_has_a_timeout(launcher: Launcher, order: MakeOrder) -> None:

@@ -131,9 +131,9 @@ def test_the_id_of_a_wrong_message_is_found_without_reading_it() -> None:
         assert id_in(msgspec.msgpack.encode([2, id, "x"])) == id
         assert id_in(msgspec.msgpack.encode([2, id, *range(100)])) == id
     huge = b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)
-    began = time.perf_counter()
+    began = time.thread_time()
     assert id_in(huge) is None
-    assert time.perf_counter() - began < 0.01
+    assert time.thread_time() - began < 0.01
     for wrong in (b"", b"\x92", b"\x92\x02", b"\x92\x02\x00", b"\x92\x02\xcf", b"\x80", b"\x92\xa1a\x01", b"\xdc"):
         assert id_in(wrong) is None
 

@@ -1,4 +1,7 @@
-"""A keeper over each kind of store that needs no server, its HTTP port, and clients of it."""
+"""A keeper over a store that needs no server, its HTTP port, and clients of it.
+
+The port knows no engine: a test runs in memory or on a file, as its name tells, and on both in a soak.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ import pytest
 import holdfast
 from holdfast import ManualClock, Store
 from tests.server.http.keeping import ADMIN, MARKET, RISK, Keeper, Running, running
+from tests.soak import in_turn
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        metafunc.parametrize("kind", in_turn(metafunc.definition.nodeid, ["memory", "sqlite"]))
 
 
 @pytest.fixture
@@ -18,9 +27,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
-    url = "memory:" if request.param == "memory" else str(tmp_path / "team.db")
+@pytest.fixture
+async def store(kind: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
+    url = "memory:" if kind == "memory" else str(tmp_path / "team.db")
     async with holdfast.open(url, clock=clock, background=False) as opened:
         yield opened
 
