@@ -35,6 +35,7 @@ SETTINGS: Final = {
     "shared_buffers": "64MB",
     "fsync": "on",
     "logging_collector": "off",
+    "dynamic_shared_memory_type": "mmap",  # a server that is killed leaves nothing outside its folder
 }
 
 ACCESS: Final = """\
