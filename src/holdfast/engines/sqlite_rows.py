@@ -56,7 +56,7 @@ _CHARGE: Final = (
 _BACKWARDS: Final = "SELECT commits FROM feed WHERE id BETWEEN ? AND ? AND time > ? ORDER BY id DESC"
 _BATCHED: Final = {
     count: f"SELECT {COLUMNS} FROM entries WHERE space = ? AND key IN ({', '.join('?' * count)})"  # noqa: S608
-    for count in (2, 8, AT_ONCE_MAX)
+    for count in (2, 8, 16, AT_ONCE_MAX)
 }
 
 _encode_commits = msgspec.msgpack.Encoder().encode
@@ -99,7 +99,7 @@ def fetch(execute: Execute, space: int, keys: list[str]) -> list[Entry]:
     start = 0
     while start < len(keys):
         left = len(keys) - start
-        count = 2 if left <= 2 else 8 if left <= 8 else AT_ONCE_MAX
+        count = 2 if left <= 2 else 8 if left <= 8 else 16 if left <= 16 else AT_ONCE_MAX
         chunk = keys[start : start + count]
         chunk += chunk[-1:] * (count - len(chunk))
         found += starmap(Entry, execute(_BATCHED[count], (space, *chunk)))
