@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import holdfast
-from holdfast.engine import Condition, Operation, Receipt, VersionIs
+from holdfast.engine import Batch, Condition, Operation, VersionIs
 from holdfast.layers import agenda
 from holdfast.layers.scope import Scope
 
@@ -38,15 +36,15 @@ async def main(url: str, folder: str, name: str, lease: str, broken: bool) -> No
 
 def claim_without_comparing() -> None:
     agenda.STEP_MS = 0  # type: ignore[misc]
-    commit = Scope.commit
+    batch = Scope.batch
 
     def blind(
         self: Scope,
         operations: tuple[Operation, ...],
         conditions: tuple[Condition, ...] = (),
         request_id: str | None = None,
-    ) -> Coroutine[Any, Any, Receipt]:
+    ) -> Batch:
         seen = tuple(condition for condition in conditions if not isinstance(condition, VersionIs))
-        return commit(self, operations, seen, request_id)
+        return batch(self, operations, seen, request_id)
 
-    Scope.commit = blind  # type: ignore[method-assign]
+    Scope.batch = blind  # type: ignore[method-assign]
