@@ -327,3 +327,20 @@ class TestRequests:
         receipt = await subject.engine.commit(SPACE, batch)
         assert receipt.results == [1]
         assert await subject.engine.commit(SPACE, batch) == receipt
+
+    @pytest.mark.parametrize("patience_ms", [1, 10**9, -1])
+    async def test_a_patient_batch_has_the_same_outcome(self, subject: Subject, patience_ms: int) -> None:
+        """Alone and in company, however long it says it would wait; what a request id stands for does not tell of it."""
+        batch = Batch(ALICE, (Increment("a/n", 1),), (), "r", patience_ms=patience_ms)
+        alone = await subject.engine.commit(SPACE, batch)
+        assert (alone.version, alone.results) == (await subject.revision(), [1])
+        assert await subject.engine.commit(SPACE, msgspec.structs.replace(batch, patience_ms=0)) == alone
+        others = msgspec.structs.replace(batch, request_id=None)
+        hasty = msgspec.structs.replace(others, patience_ms=0)
+        receipts = await asyncio.gather(
+            *(subject.engine.commit(SPACE, each) for each in (others, others, hasty, others))
+        )
+        assert sorted(receipt.results[0] for receipt in receipts) == [2, 3, 4, 5]  # type: ignore[type-var]
+        refused = msgspec.structs.replace(others, conditions=(Absent("a/n"),))
+        async with subject.refused(Conflict):
+            await subject.engine.commit(SPACE, refused)
