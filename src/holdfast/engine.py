@@ -415,7 +415,21 @@ def check_batch(batch: Batch) -> int:
     if not plain and id is not None:
         check_label(id, "a request id", REQUEST_ID_BYTES_MAX)
     if len(operations) == 1 and not conditions and type(op := operations[0]) is Put:
-        return _check_put(op)  # what is seen most often; one value is never too much for a batch
+        # What is seen most often: one value, which is never too much for a batch. If it is plain nothing is called.
+        key, value = op.key, op.value
+        if (
+            type(key) is str
+            and key.isascii()
+            and key.find("/") > 0
+            and "\0" not in key
+            and type(value) is bytes
+            and op.ttl_ms is None
+            and op.tag == ""
+            and op.owner is None
+            and (size := len(key) + len(value)) <= KEY_BYTES_MAX
+        ):
+            return size
+        return _check_put(op)
     if len(operations) > OPERATIONS_MAX:
         raise InvalidInput(f"a batch has at most {OPERATIONS_MAX} operations; this one has {len(operations)}")
     if len(conditions) > CONDITIONS_MAX:

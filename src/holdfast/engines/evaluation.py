@@ -61,12 +61,9 @@ from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
 SWEEP_MAX: Final = 256
 WALKED_MAX: Final = 32
 """Writes of a group that are looked through one by one; of more there is an order."""
-
 ID_MS_MAX: Final = 1 << 42
 """The year 2109: whatever claims to be of later was written by somebody who did not know the time."""
-
 _NOTHING: Final[Callable[[], list[int]]] = partial(list, (0, 0))
-
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -189,8 +186,11 @@ class Group:
                         if old is None or old.expires_at is not None or expires_at is not None:
                             self.is_plain = False
                         change = Change("put", key, True, value, size, owner, tag, was, expires_at)
-                        told = (digest_of(batch), [None]) if conditions and batch.request_id is not None else ()
-                        stored = Stored(revision, now, actor, [change], batch.request_id, *told)
+                        if conditions and batch.request_id is not None:
+                            told = digest_of(batch)
+                            stored = Stored(revision, now, actor, [change], batch.request_id, told, [None])
+                        else:  # written out: to unpack what may be missing costs more
+                            stored = Stored(revision, now, actor, [change], batch.request_id)
                         commits.append(stored)
                         if asks:
                             self._requests[actor, batch.request_id] = stored  # type: ignore[index]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -30,6 +31,10 @@ import msgspec
 from holdfast.engine import PATIENCE_MS_MAX, Batch, Receipt
 from holdfast.errors import Unavailable
 from holdfast.offers import Replies, Reply
+
+# Of many items at once: a comprehension takes three times as long.
+_SIZE, _COUNT, _DURABILITY = attrgetter("size"), attrgetter("count"), attrgetter("durability")
+_IS_CANCELLED = attrgetter("_is_cancelled")
 
 T = TypeVar("T")
 Outcome: TypeAlias = "Receipt | BaseException | None"
@@ -150,16 +155,15 @@ class CommitQueue:
         with self._taking:
             items = self._items
             group = [items.popleft() for _ in range(min(len(items), GROUP_BATCHES_MAX))]
-            size = sum([item.size for item in group])
-            count = sum([item.count for item in group])
-            if size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX or len({item.durability for item in group}) > 1:
+            size, count = sum(map(_SIZE, group)), sum(map(_COUNT, group))
+            if size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX or len(set(map(_DURABILITY, group))) > 1:
                 fitting = _fitting(group)
                 items.extendleft(reversed(group[fitting:]))
                 del group[fitting:]
-                size = sum([item.size for item in group])
+                size = sum(map(_SIZE, group))
             self._taken += size
             self.has_more = bool(items)
-        return [item for item in group if not item._is_cancelled]
+        return [item for item in group if not item._is_cancelled] if any(map(_IS_CANCELLED, group)) else group
 
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""

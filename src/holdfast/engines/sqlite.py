@@ -29,6 +29,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -89,6 +90,7 @@ INLINE_BYTES_MAX: Final = 512 * 1024
 
 T = TypeVar("T")
 _UNCLEAR: Final = (None,)
+_SPACE, _BATCH = attrgetter("space"), attrgetter("batch")
 
 _Done = tuple[SpaceState, Group, list[str]]
 """What a group did to a space, and the keys that `Writer.group` gave."""
@@ -241,7 +243,7 @@ class SqliteEngine:
 
     def _commit_group(self, items: list[Waiting]) -> None:
         by_space: dict[str, list[Waiting]] = {items[0].space: items}
-        if len(items) > 1 and len({item.space for item in items}) > 1:
+        if len(items) > 1 and len(set(map(_SPACE, items))) > 1:
             by_space = {}
             for item in items:
                 by_space.setdefault(item.space, []).append(item)
@@ -328,7 +330,7 @@ class SqliteEngine:
                 for item in items:
                     item.outcome = _Moved()
                 continue
-            batches = [item.batch for item in items]
+            batches = list(map(_BATCH, items))
             if len(batches) > 1 or len(batches[0].operations) > 1:
                 state.prepare(batches)
                 state.expect(batches)

@@ -7,8 +7,9 @@ the transaction it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import starmap
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -59,6 +60,7 @@ _BATCHED: Final = {
     for count in (2, 8, 16, AT_ONCE_MAX)
 }
 
+_IS_FRESH = attrgetter("fresh")
 _encode_commits = msgspec.msgpack.Encoder().encode
 _decode_commits = msgspec.msgpack.Decoder(list[ChangeSet]).decode
 _decode_stored = msgspec.msgpack.Decoder(list[Stored]).decode
@@ -167,9 +169,11 @@ class Requests:
     def __init__(self) -> None:
         self._searched: dict[tuple[str, str], Stored | None] = {}
 
-    def expect(self, execute: Execute, space: int, time: int, batches: Iterable[Batch]) -> None:
+    def expect(self, execute: Execute, space: int, time: int, batches: Collection[Batch]) -> None:
         """These are about to be evaluated; what was found is forgotten with the next call."""
         self._searched = {}
+        if all(map(_IS_FRESH, batches)):
+            return
         asked = {
             (batch.actor, batch.request_id)
             for batch in batches
@@ -291,7 +295,7 @@ class SpaceState:
     def request(self, actor: str, request_id: str) -> Stored | None:
         return None if self.id is None else self._requests.find(self._execute, self.id, self.time, actor, request_id)
 
-    def expect(self, batches: Iterable[Batch]) -> None:
+    def expect(self, batches: Collection[Batch]) -> None:
         """These are about to be evaluated."""
         if self.id is not None:
             self._requests.expect(self._execute, self.id, self.time, batches)
