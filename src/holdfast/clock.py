@@ -187,7 +187,6 @@ def wait_ms(wait: Duration | None) -> int | None:
 
 
 @lru_cache(maxsize=64)  # most ask for the present moment, several at once
-@lru_cache(maxsize=64)
 def as_datetime(at_ms: int) -> datetime:
     """An engine's instant as people read it: always aware, always UTC."""
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC)
