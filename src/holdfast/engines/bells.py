@@ -81,6 +81,10 @@ class Bells:
             if not self._lengths[length]:
                 del self._lengths[length]
 
+    def hears(self, key: str) -> bool:
+        """Whether somebody waits for changes of this key."""
+        return any(key[:length] in self._listening for length in self._lengths)
+
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
         """These commits follow that revision."""
         listening = self._listening

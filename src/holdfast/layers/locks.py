@@ -150,11 +150,11 @@ class Guard:
             self._beginning.cancel()
         self._wanted.coordination.leases.release(lease)
         try:
-            receipt = await lease.scope.unguarded().commit((Delete(lease.key),))
+            was_there = await lease.scope.give_up(lease.key)
         except asyncio.CancelledError:  # it may not have been sent yet
             await self._wanted._leave(lease)
             raise
-        if receipt.results != [True]:
+        if not was_there:
             lease.lose()
             raise self._lost()
 
@@ -391,7 +391,7 @@ class Wanted:
     async def _leave(self, lease: Lease) -> None:
         """Step out of the line."""
         try:
-            await self.scope.unguarded().commit((Delete(lease.key),))
+            await self.scope.give_up(lease.key)
         except Error as exc:
             log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, lease.ttl_ms, exc)
 
