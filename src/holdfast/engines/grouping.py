@@ -197,7 +197,7 @@ def _names(item: Waiting, key: str) -> bool:
             if type(condition) is not Empty and condition.key == key:  # type: ignore[union-attr]
                 return True
         for op in batch.operations:
-            if type(op) is Take or (type(op) is not Push and op.key == key):
+            if type(op) is Take or (type(op) is not Push and op.key == key):  # type: ignore[union-attr]
                 return True
     return False
 
