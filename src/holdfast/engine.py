@@ -195,7 +195,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `early` says that the sender gives up what would end by itself anyway, and may hear so when that is decided, before it is
     durable. To everybody it is as if it were: whatever is asked next comes after it. Only a crash within PROMISE_MS can still
-    undo it. An engine heeds it for a batch that only deletes, where that saves an fsync; its receipt has the version before it.
+    undo it. An engine may heed it for a batch that deletes an entry of its actor's; its receipt then has the version before it.
     """
 
     actor: str

@@ -150,17 +150,13 @@ async def test_it_goes_before_those_that_have_to_do_with_something_else(
 
 
 @pytest.mark.parametrize(
-    "why", ["not fresh", "no request id", "not early", "it writes", "async", "an expiry is due", "refused"]
+    "why", ["not fresh", "no request id", "not early", "it writes", "async", "two at once", "a condition", "of another"]
 )
 async def test_otherwise_it_is_told_when_it_is_written(engine: ResidentEngine, commits: list[None], why: str) -> None:
-    clock = engine._clock
-    assert isinstance(clock, ManualClock)
     space = SPACE
     if why == "async":
         space = "relaxed"
         await engine.create(space, "async")
-    if why == "an expiry is due":
-        await engine.commit(space, Batch("a", (Put("records/short", b"1", 10),)))
     key = await take(engine, space=space)
     batch = giving_up(key)
     if why == "not fresh":
@@ -171,14 +167,12 @@ async def test_otherwise_it_is_told_when_it_is_written(engine: ResidentEngine, c
         batch = giving_up(key, early=False)
     elif why == "it writes":
         batch = Batch("a", (Delete(key), Put("records/a", b"1")), (), new_id(), True, early=True)
-    elif why == "an expiry is due":
-        clock.advance(20)
-    elif why == "refused":
-        batch = Batch("a", (Delete(key),), (Absent(key),), new_id(), True, early=True)
-        with pytest.raises(Conflict):
-            await engine.commit(space, batch)
-        assert await engine.get(space, [key]) != [None]
-        return
+    elif why == "two at once":
+        batch = giving_up(key, f"{LINE}nobody")
+    elif why == "a condition":
+        batch = Batch("a", (Delete(key),), (Present(key),), new_id(), True, early=True)
+    elif why == "of another":
+        batch = Batch("b", (Delete(key),), (), new_id(), True, early=True)
     before = len(commits)
     receipt = await engine.commit(space, batch)
     assert receipt.results[0] is True
@@ -321,7 +315,7 @@ async def test_without_remembering_promises_two_give_up_the_same(
     make = Promises.make
 
     def forgetful(self: Promises, *args: Any) -> Receipt | None:
-        self._groups.clear()
+        self._gone.clear()
         return make(self, *args)
 
     monkeypatch.setattr(Promises, "make", forgetful)

@@ -1,9 +1,8 @@
 """Promises of the resident engine: deletions that their sender hears of before they are in the file (`Batch.early`).
 
-Who releases a lock would wait for an fsync of its own, only to hear what is decided as soon as the batch is looked at. So such a
-batch is judged at once, on the entries in memory and the promises before it, and its sender is told. Then it is queued before
-everybody else, so that it is judged the same again with the group that writes it: the next one, or one that begins for it within
-PROMISE_MS; at once if somebody watches what it deletes.
+Who releases a lock would wait for an fsync of its own, only to hear what is known as soon as its batch has come: that the entry is
+there and its own. So it is told at once, and the batch is queued before everybody else, to be written with the next group, or with
+one that begins for it within PROMISE_MS; at once if somebody watches what it deletes.
 
 Nobody but its sender can tell the difference. Commits come after it in the queue, and whoever reads, watches or administers the
 space waits until it was written (`kept`). It overtakes what is queued and was not answered yet, but nothing that names what
@@ -21,11 +20,9 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Delete, Receipt
-from holdfast.engines.evaluation import Group
+from holdfast.engine import Delete, Mine, Receipt
 from holdfast.engines.grouping import Turns, Waiting
 from holdfast.engines.resident_space import ResidentSpace
-from holdfast.errors import Error
 
 PROMISES_MAX: Final = 256
 """Made and not yet kept; more wait like everybody."""
@@ -53,8 +50,8 @@ class Promises:
         self._turns = turns
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._groups: dict[str, Group] = {}
-        """By space: what the promises come to, all together."""
+        self._gone: dict[str, set[str]] = {}
+        """By space: the keys of which somebody believes that they are deleted."""
         self._count = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -63,34 +60,38 @@ class Promises:
 
         Only in a step of the loop in which no thread has the connection, and the entries in memory are the newest.
         """
-        batch = item.batch
-        if not batch.fresh or not batch.operations or item.durability != "sync" or self._count >= PROMISES_MAX:
+        batch, name = item.batch, home.name
+        if not batch.fresh or len(batch.operations) != 1 or item.durability != "sync" or self._count >= PROMISES_MAX:
             return None
-        queue, now = self._turns.queue, max(self._clock.now_ms(), home.time)
-        for op in batch.operations:
-            if type(op) is not Delete or queue.names(op.key):
-                return None
-        if home.due(now, 1):
-            return None  # an expiry comes first, and this may be about it
-        group = self._groups.get(home.name) or Group(home, now)
-        group.now = max(group.now, now)
-        try:
-            receipt = group.evaluate(batch)
-        except Error:
-            return None  # it hears why when its turn has come
-        self._groups[home.name] = group
+        op = batch.operations[0]
+        if type(op) is not Delete or batch.conditions not in ((), (Mine(op.key),)):
+            return None
+        key, now = op.key, max(self._clock.now_ms(), home.time)
+        entry, gone = home.entries.get(key), self._gone.get(name)
+        if (
+            entry is None
+            or entry.owner != batch.actor
+            or (entry.expires_at is not None and entry.expires_at <= now)
+            or (gone is not None and key in gone)
+            or self._turns.queue.names(key)
+        ):
+            return None
+        if gone is None:
+            self._gone[name] = {key}
+        else:
+            gone.add(key)
         self._count += 1
         item.reply = _KNOWN
-        self._turns.promised(item, soon=any(is_watched(key) for key in _deleted(batch)))
-        return Receipt(home.revision, receipt.at, receipt.results)
+        self._turns.promised(item, soon=is_watched(key))
+        return Receipt(home.revision, now, [True])
 
     def owed(self, space: str) -> bool:
         """Whether somebody was told of something that cannot be read in this space yet."""
-        return space in self._groups
+        return space in self._gone
 
     async def kept(self, space: str | None = None) -> None:
         """Return when nothing is owed in this space, or in any."""
-        while space in self._groups if space is not None else self._groups:
+        while space in self._gone if space is not None else self._gone:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             self._turns.ask()
@@ -98,14 +99,10 @@ class Promises:
 
     def keep(self) -> None:
         """All are in the file now; or they cannot be, and are forgotten."""
-        if self._groups:
-            self._groups.clear()
+        if self._count:
+            self._gone.clear()
             self._count = 0
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-
-
-def _deleted(batch: Batch) -> list[str]:
-    return [op.key for op in batch.operations if type(op) is Delete]
