@@ -15,7 +15,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt, cursor_at
 from holdfast.engines import resident_promises
-from holdfast.engines.grouping import CommitQueue
+from holdfast.engines.grouping import CommitQueue, Turns
 from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.resident_promises import Promises
 from holdfast.errors import Conflict
@@ -133,20 +133,6 @@ async def test_a_write_under_the_lock_that_is_still_under_way_comes_first(engine
     written, given_up = await asyncio.gather(engine.commit(SPACE, write), engine.commit(SPACE, giving_up(key)))
     assert (written.results, given_up.results) == ([None], [True])
     assert written.version < given_up.version
-
-
-async def test_it_goes_before_those_that_have_to_do_with_something_else(
-    engine: ResidentEngine, commits: list[None]
-) -> None:
-    key = await take(engine)
-    other = asyncio.ensure_future(
-        engine.commit(SPACE, Batch("a", (Put("records/a", b"1"),), (Empty(LINE),), new_id(), True))
-    )
-    await asyncio.sleep(0)  # it is in the queue
-    before = len(commits)
-    assert (await engine.commit(SPACE, giving_up(key))).results == [True]
-    assert len(commits) == before, "it was told at once"
-    assert (await other).results == [None], "and made room for who came before, whom nobody had answered"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +290,8 @@ async def test_without_waiting_a_read_shows_what_was_given_up(
 async def test_without_looking_at_the_queue_a_write_under_the_lock_is_overtaken(
     engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CommitQueue, "names", lambda queue, key: False)
+    monkeypatch.setattr(Turns, "may_promise", property(lambda turns: True))
+    monkeypatch.setattr(CommitQueue, "add", lambda queue, item: queue._items.appendleft(item))
     with pytest.raises(Conflict):
         await test_a_write_under_the_lock_that_is_still_under_way_comes_first(engine)
 

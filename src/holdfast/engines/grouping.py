@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.engine import PATIENCE_MS_MAX, PROMISE_MS, Batch, Empty, Push, Receipt, Take
+from holdfast.engine import PATIENCE_MS_MAX, PROMISE_MS, Batch, Receipt
 from holdfast.errors import Unavailable
 from holdfast.offers import Replies, Reply
 
@@ -45,8 +45,6 @@ GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
-NAMES_LOOKED_AT: Final = 64
-"""Items that wait, of which it is worth knowing whether they have to do with a key."""
 PATIENCE_S: Final = 0.001
 """How long a batch that is not urgent waits for others to go with."""
 
@@ -135,8 +133,8 @@ class CommitQueue:
 
     def __init__(self) -> None:
         self._items: deque[Waiting] = deque()
-        self._first: deque[Waiting] = deque()
-        """What is decided already, and goes before the others."""
+        self.promised = 0
+        """How many of those that wait have been told already what comes of them: the first ones."""
         self._taking = threading.Lock()
         self._added = self._taken = 0
         """Bytes; one is written by who adds, the other by who takes."""
@@ -144,7 +142,7 @@ class CommitQueue:
         """Not all that was there went into the last group."""
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._items)
+        return len(self._items)
 
     @property
     def bytes(self) -> int:
@@ -154,22 +152,11 @@ class CommitQueue:
         self._added += item.size
         self._items.append(item)
 
-    def add_first(self, item: Waiting) -> None:
-        """Before whatever waits, after what was added like this before."""
-        self._added += item.size
-        self._first.append(item)
-
-    def names(self, key: str) -> bool:
-        """Whether a batch that waits may have to do with this key, as far as can be told quickly."""
-        return len(self._items) > NAMES_LOOKED_AT or any(_names(item, key) for item in self._items)
-
     def take_group(self) -> list[Waiting]:
         """The oldest batches: of one durability, bounded in number and bytes."""
         with self._taking:
             items = self._items
-            if self._first:
-                items.extendleft(reversed(self._first))
-                self._first.clear()
+            self.promised = 0
             group = [items.popleft() for _ in range(min(len(items), GROUP_BATCHES_MAX))]
             size, count = sum(map(_SIZE, group)), sum(map(_COUNT, group))
             if size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX or len(set(map(_DURABILITY, group))) > 1:
@@ -184,22 +171,10 @@ class CommitQueue:
     def refuse_all(self, reason: str) -> None:
         """Tell whoever still waits that nothing of theirs was written."""
         refused: list[Waiting] = []
-        while self:
+        while self._items:
             refused += self.take_group()
         revise(refused, lambda outcome, batch: Unavailable(reason))
         answer(refused)
-
-
-def _names(item: Waiting, key: str) -> bool:
-    """Whether a batch names the key, or may take it along with others."""
-    for batch in item.batches if type(item) is Together else (item.batch,):
-        for condition in batch.conditions:
-            if type(condition) is not Empty and condition.key == key:  # type: ignore[union-attr]
-                return True
-        for op in batch.operations:
-            if type(op) is Take or (type(op) is not Push and op.key == key):  # type: ignore[union-attr]
-                return True
-    return False
 
 
 def _fitting(items: list[Waiting]) -> int:
@@ -276,8 +251,10 @@ class Turns:
         self._first: asyncio.Task[Any] | None = None
         self._alone: asyncio.Task[Any] | None = None
         self._stepped_back_at = 0.0
-        self._later: asyncio.TimerHandle | None = None
+        self._later: asyncio.Handle | None = None
         """For those that are patient."""
+        self._later_at = 0.0
+        """When that is. uvloop does not tell: it takes what is due within half a millisecond for due now, and gives no timer."""
 
     def enter(self, item: Waiting) -> bool:
         """Queue a batch that `check_batch` has accepted, and is to be awaited; True: it was committed, and has its outcome."""
@@ -298,9 +275,15 @@ class Turns:
         if not self._asked:
             self._ask_for(PATIENCE_S if patient else item.batch.patience_ms / 1000)
 
-    def promised(self, item: Waiting, *, soon: bool) -> None:
-        """Queue a batch of which its sender knows already; it goes before the others, with the next commit or after PROMISE_MS."""
-        self.queue.add_first(item)
+    @property
+    def may_promise(self) -> bool:
+        """Whether whatever is told now comes next: no thread has the connection, and nobody waits who was not told."""
+        return self.in_thread is None and len(self.queue) == self.queue.promised
+
+    def promise(self, item: Waiting, *, soon: bool) -> None:
+        """Queue a batch whose sender was told what comes of it: it goes with the next commit, or after PROMISE_MS."""
+        self.queue.add(item)
+        self.queue.promised += 1
         if not self._asked:
             self._ask_for(0 if soon else PROMISE_MS / 1000)
 
@@ -310,8 +293,9 @@ class Turns:
             self.ask()
             return
         at = self._loop.time() + min(patience_s, PATIENCE_MS_MAX / 1000)
-        if self._later is None or at < self._later.when():
+        if self._later is None or at < self._later_at:
             self._wait_no_more()
+            self._later_at = at
             self._later = self._loop.call_at(at, self._begin_for_the_patient)
 
     def _wait_no_more(self) -> None:

@@ -186,13 +186,13 @@ class GroupCommit:
             self._call_later(FOLD_PAUSE_S, self._fold_slice)
 
     def _answer(self, items: list[Waiting]) -> None:
-        """A group has come to its end. Whatever was promised was in it: that goes first, and is never more than a group."""
+        """A group has come to its end. Whatever was promised was in it: those come first, and are never more than a group."""
         self.promises.keep()
         answer(items)
 
     def promise(self, home: ResidentSpace, item: Waiting, is_watched: Callable[[str], bool]) -> Receipt | None:
         """What comes of an early batch, if that can be told now (`resident_promises.py`)."""
-        if self._turns.in_thread is not None or self._jobs or self.failure is not None:
+        if self._jobs or self.failure is not None:
             return None
         return self.promises.make(home, item, is_watched)
 

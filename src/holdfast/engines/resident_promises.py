@@ -1,12 +1,11 @@
 """Promises of the resident engine: deletions that their sender hears of before they are in the file (`Batch.early`).
 
 Who releases a lock would wait for an fsync of its own, only to hear what is known as soon as its batch has come: that the entry is
-there and its own. So it is told at once, and the batch is queued before everybody else, to be written with the next group, or with
-one that begins for it within PROMISE_MS; at once if somebody watches what it deletes.
+there and its own. So, where no commit is about to begin anyway, it is told at once, and the batch is queued: it is written with the
+next group, or with one that begins for it within PROMISE_MS; at once if somebody watches what it deletes.
 
 Nobody but its sender can tell the difference. Commits come after it in the queue, and whoever reads, watches or administers the
-space waits until it was written (`kept`). It overtakes what is queued and was not answered yet, but nothing that names what
-it deletes: a write under the lock that is still under way comes first, and then nothing is promised.
+space waits until it was written (`kept`). A write under the lock that is still under way comes first: then nothing is promised.
 
 How it fails. With a crash before it is written, or no room for it on the disk, it has not happened: what was given up is
 there until it ends by itself. Its receipt therefore shows the version before it, which no other commit can be given.
@@ -52,16 +51,14 @@ class Promises:
         self._loop = asyncio.get_running_loop()
         self._gone: dict[str, set[str]] = {}
         """By space: the keys of which somebody believes that they are deleted."""
-        self._count = 0
         self._waiters: list[asyncio.Future[None]] = []
 
     def make(self, home: ResidentSpace, item: Waiting, is_watched: Callable[[str], bool]) -> Receipt | None:
-        """Tell what comes of a batch, and queue it; None if it has to wait like others, and nothing was done.
-
-        Only in a step of the loop in which no thread has the connection, and the entries in memory are the newest.
-        """
-        batch, name = item.batch, home.name
-        if not batch.fresh or len(batch.operations) != 1 or item.durability != "sync" or self._count >= PROMISES_MAX:
+        """Tell what comes of a batch, and queue it; None if it has to wait like others, and nothing was done."""
+        batch, name, turns = item.batch, home.name, self._turns
+        if not turns.may_promise or turns.queue.promised >= PROMISES_MAX:
+            return None
+        if not batch.fresh or len(batch.operations) != 1 or item.durability != "sync":
             return None
         op = batch.operations[0]
         if type(op) is not Delete or batch.conditions not in ((), (Mine(op.key),)):
@@ -73,16 +70,14 @@ class Promises:
             or entry.owner != batch.actor
             or (entry.expires_at is not None and entry.expires_at <= now)
             or (gone is not None and key in gone)
-            or self._turns.queue.names(key)
         ):
             return None
         if gone is None:
             self._gone[name] = {key}
         else:
             gone.add(key)
-        self._count += 1
         item.reply = _KNOWN
-        self._turns.promised(item, soon=is_watched(key))
+        turns.promise(item, soon=is_watched(key))
         return Receipt(home.revision, now, [True])
 
     def owed(self, space: str) -> bool:
@@ -99,9 +94,8 @@ class Promises:
 
     def keep(self) -> None:
         """All are in the file now; or they cannot be, and are forgotten."""
-        if self._count:
+        if self._gone:
             self._gone.clear()
-            self._count = 0
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 if not waiter.done():
