@@ -1,4 +1,4 @@
-"""Where does a keeper spend its time? `python -m benchmarks.keeper_profile --py-spy PATH [--job set] [--in-flight 256] [--clients]`.
+"""Where does a keeper spend its time? `python -m benchmarks.keeper_profile --py-spy PATH [--job set] [--in-flight 256] [--one-name] [--clients]`.
 
 It runs one job of `keeper_clients.py` against a private keeper, lets py-spy (from PyPI; any environment's will do) take
 samples of the keeper, or of its clients, and prints three tables: by module, by function, and by function with all that it
@@ -27,16 +27,18 @@ WARM_S: Final = 3.0
 ROWS: Final = 30
 
 
-async def record(py_spy: str, job: str, in_flight: int, seconds: float, *, clients: bool) -> tuple[float, list[str]]:
+async def record(
+    py_spy: str, job: str, in_flight: int, seconds: float, *, one_name: bool, clients: bool
+) -> tuple[float, list[str]]:
     """The CPU per operation in microseconds, and the stacks that were seen, each with its count."""
     with tempfile.TemporaryDirectory(prefix="holdfast-profile-", dir=real_disk()) as folder:
         async with Sides(Path(folder), job, ()) as sides:
             ours = sides.sides["ours"]
-            turn = ours.turn(in_flight)
+            turn = ours.turn(in_flight, one_name=one_name)
             await turn(WARM_S)
             ours.spent.clear()
-            await ours.turn(in_flight)(seconds)
-            spent, out = ours.spent[in_flight, False], Path(folder) / "stacks"
+            await ours.turn(in_flight, one_name=one_name)(seconds)
+            spent, out = ours.spent[in_flight, one_name], Path(folder) / "stacks"
             pid = ours.clients_pid if clients else ours.server.pid
             command = [py_spy, "record", "--pid", str(pid), "--duration", str(int(seconds)), "--format", "raw"]
             command += ["--rate", str(SAMPLES_PER_S), "--gil", "--function", "--output", str(out)]
@@ -79,9 +81,11 @@ def main() -> None:
     parser.add_argument("--job", default="set", choices=JOBS)
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--one-name", action="store_true", help="of a lock: all on one name")
     parser.add_argument("--clients", action="store_true", help="look at the process of clients instead of the keeper")
     given = parser.parse_args()
-    print(tables(*asyncio.run(record(given.py_spy, given.job, given.in_flight, given.seconds, clients=given.clients))))
+    sides = {"one_name": given.one_name, "clients": given.clients}
+    print(tables(*asyncio.run(record(given.py_spy, given.job, given.in_flight, given.seconds, **sides))))
 
 
 if __name__ == "__main__":

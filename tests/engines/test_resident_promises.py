@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt, cursor_at
-from holdfast.engines import resident_promises
+from holdfast.engines import grouping, resident_promises
 from holdfast.engines.grouping import CommitQueue, Turns
 from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.resident_promises import Promises
@@ -194,11 +194,22 @@ async def test_who_watches_the_line_is_told_without_delay(engine: ResidentEngine
 
 async def test_many_are_told_early_and_the_rest_waits(engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident_promises, "PROMISES_MAX", 3)
-    puts = tuple(Put(f"locks/lock/{n}/1", b"1") for n in range(5))
+    puts = tuple(Put(f"locks/lock/{n}/1", b"1", 1000) for n in range(5))
     await engine.commit(SPACE, Batch("a", puts))
     receipts = [await engine.commit(SPACE, giving_up(put.key)) for put in puts]
     assert [receipt.results for receipt in receipts] == [[True]] * 5
     assert (await engine.scan(SPACE, "locks/")).entries == []
+
+
+async def test_among_many_it_goes_with_the_next_commit_like_everybody(
+    engine: ResidentEngine, commits: list[None]
+) -> None:
+    key = await take(engine)
+    writes = [Batch("a", (Put(f"records/{n}", b"1"),), (), new_id(), True) for n in range(grouping.FEW + 1)]
+    await asyncio.gather(*(engine.commit(SPACE, write) for write in writes))
+    before = len(commits)
+    await engine.commit(SPACE, giving_up(key))
+    assert len(commits) == before + 1
 
 
 async def test_a_crash_before_it_is_written_leaves_it_to_end_by_itself_and_no_version_is_given_twice(

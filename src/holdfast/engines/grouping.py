@@ -45,6 +45,8 @@ GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
+FEW: Final = 4
+"""With no more in the last group, a commit is mostly waiting for the disk."""
 PATIENCE_S: Final = 0.001
 """How long a batch that is not urgent waits for others to go with."""
 
@@ -135,6 +137,8 @@ class CommitQueue:
         self._items: deque[Waiting] = deque()
         self.promised = 0
         """How many of those that wait have been told already what comes of them: the first ones."""
+        self.last = 0
+        """How many were in the last group."""
         self._taking = threading.Lock()
         self._added = self._taken = 0
         """Bytes; one is written by who adds, the other by who takes."""
@@ -156,7 +160,6 @@ class CommitQueue:
         """The oldest batches: of one durability, bounded in number and bytes."""
         with self._taking:
             items = self._items
-            self.promised = 0
             group = [items.popleft() for _ in range(min(len(items), GROUP_BATCHES_MAX))]
             size, count = sum(map(_SIZE, group)), sum(map(_COUNT, group))
             if size > GROUP_BYTES_MAX or count > GROUP_BATCHES_MAX or len(set(map(_DURABILITY, group))) > 1:
@@ -165,7 +168,7 @@ class CommitQueue:
                 del group[fitting:]
                 size = sum(map(_SIZE, group))
             self._taken += size
-            self.has_more = bool(items)
+            self.promised, self.last, self.has_more = 0, len(group), bool(items)
         return [item for item in group if not item._is_cancelled] if any(map(_IS_CANCELLED, group)) else group
 
     def refuse_all(self, reason: str) -> None:
@@ -277,8 +280,12 @@ class Turns:
 
     @property
     def may_promise(self) -> bool:
-        """Whether whatever is told now comes next: no thread has the connection, and nobody waits who was not told."""
-        return self.in_thread is None and len(self.queue) == self.queue.promised
+        """Whether whatever is told now comes next, as no thread has the connection and nobody waits who was not told; and pays.
+
+        Among many, who waits for the next commit has company, and all are answered together.
+        """
+        queue = self.queue
+        return self.in_thread is None and len(queue) == queue.promised and queue.last <= FEW
 
     def promise(self, item: Waiting, *, soon: bool) -> None:
         """Queue a batch whose sender was told what comes of it: it goes with the next commit, or after PROMISE_MS."""

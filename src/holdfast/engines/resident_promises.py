@@ -1,8 +1,8 @@
 """Promises of the resident engine: deletions that their sender hears of before they are in the file (`Batch.early`).
 
 Who releases a lock would wait for an fsync of its own, only to hear what is known as soon as its batch has come: that the entry is
-there and its own. So, where no commit is about to begin anyway, it is told at once, and the batch is queued: it is written with the
-next group, or with one that begins for it within PROMISE_MS; at once if somebody watches what it deletes.
+there and its own. So, where few commit and none is about to begin anyway, it is told at once, and the batch is queued: it is written
+with the next group, or with one that begins for it within PROMISE_MS; at once if somebody watches what it deletes.
 
 Nobody but its sender can tell the difference. Commits come after it in the queue, and whoever reads, watches or administers the
 space waits until it was written (`kept`). A write under the lock that is still under way comes first: then nothing is promised.

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.clock import elapsed_s
-from holdfast.engine import Batch, Engine, Page, Receipt
+from holdfast.engine import Batch, Engine, Page, Put, Receipt
 from holdfast.errors import (
     AuthenticationFailed,
     Error,
@@ -463,7 +463,9 @@ class Connection(asyncio.Protocol):
             if type(message) is not Commit or message.space != first.space:
                 break
             batch = message.batch
-            if not batch.fresh or not is_generated(batch.request_id or ""):
+            if not batch.fresh or len(batch.operations) != 1 or type(batch.operations[0]) is not Put:
+                break  # only sets are many
+            if not is_generated(batch.request_id or ""):
                 break
             run.append(message)
         count = len(run)
