@@ -27,7 +27,8 @@ from typing import Any, Final
 from benchmarks.children import children, orders, say
 from benchmarks.report import Goal, Line
 from benchmarks.rounds import FULL, Plan
-from holdfast.engine import Batch, Entry, Put, Receipt, check_batch
+from holdfast.checking import check_batch
+from holdfast.engine import Batch, Entry, Put, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.resident import ResidentEngine
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
+from holdfast.checking import check_durability
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo, check_durability
+from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo
 from holdfast.engines.registry import check_path, file_of, open_engine, open_shelf, path_url, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import AGENT_NAMES, AgentNames, Identity, Secret

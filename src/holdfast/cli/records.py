@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from holdfast.checking import check_batch
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Option, command, topic
 from holdfast.cli.session import Session
-from holdfast.engine import OPERATIONS_MAX, Batch, Operation, check_batch
+from holdfast.engine import OPERATIONS_MAX, Batch, Operation
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers import batch
 from holdfast.layers.records import Record, Records

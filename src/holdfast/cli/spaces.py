@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
+from holdfast.checking import check_durability
 from holdfast.cli import output, values
 from holdfast.cli.command import Argument, Ended, Option, command, group, topic
 from holdfast.cli.session import Session
 from holdfast.clock import as_datetime
-from holdfast.engine import SpaceInfo, check_durability
+from holdfast.engine import SpaceInfo
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.batch import RECORDS
 from holdfast.space import check_space

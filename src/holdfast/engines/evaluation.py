@@ -15,7 +15,6 @@ group, besides those the batches touch: a mass expiry never makes one unlucky co
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -35,7 +34,6 @@ from holdfast.engine import (
     Absent,
     Batch,
     Change,
-    ChangeSet,
     Condition,
     Delete,
     Empty,
@@ -54,6 +52,7 @@ from holdfast.engine import (
     VersionIs,
 )
 from holdfast.engines.refusals import refusal
+from holdfast.engines.stored import Stored, copied, digest_of
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
 from holdfast.keys import KEY_BYTES_MAX, prefix_end, shown, subspace_of
@@ -64,29 +63,6 @@ WALKED_MAX: Final = 32
 ID_MS_MAX: Final = 1 << 42
 """The year 2109: whatever claims to be of later was written by somebody who did not know the time."""
 _NOTHING: Final[Callable[[], list[int]]] = partial(list, (0, 0))
-_pack = msgspec.msgpack.Encoder().encode
-
-
-class Stored(ChangeSet, frozen=True, array_like=True, gc=False):
-    """A commit as the feed keeps it: with what is needed to answer a repeated request."""
-
-    digest: str = ""
-    """Of the batch, if it had a request id; empty if the batch was one Put, which the change tells as well."""
-    results: list[Result] = []  # noqa: RUF012 - msgspec copies it
-
-    def receipt(self) -> Receipt:
-        return Receipt(self.version, self.at, copied(self.results) if self.digest else [None])
-
-    def answers(self, batch: Batch) -> bool:
-        """Whether this is the commit of that batch, given that both have the same request id."""
-        if self.digest:
-            return self.digest == digest_of(batch)
-        if len(batch.operations) != 1 or batch.conditions or type(op := batch.operations[0]) is not Put:
-            return False
-        owner = batch.actor if op.owner is None else op.owner
-        expires_at = None if op.ttl_ms is None else self.at + op.ttl_ms
-        told = [(change.key, change.value, change.owner, change.tag, change.expires_at) for change in self.changes]
-        return told == [(op.key, op.value, owner, op.tag, expires_at)]
 
 
 class State(Protocol):
@@ -567,16 +543,6 @@ class _Step:
                     seen += 1
         live = (self.live(key) for key in sorted(found)[:n])
         return [entry for entry in live if entry is not None]
-
-
-def digest_of(batch: Batch) -> str:
-    """What tells two batches apart that carry the same request id."""
-    return hashlib.blake2b(_pack((batch.operations, batch.conditions)), digest_size=12).hexdigest()
-
-
-def copied(results: list[Result]) -> list[Result]:
-    """Results that their reader may change without changing what is stored."""
-    return [list(result) if type(result) is list else result for result in results]
 
 
 def size_of(entry: Entry) -> int:

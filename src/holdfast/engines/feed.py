@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, Protocol, overload
 
-from holdfast.engine import ChangeSet, check_start, resume_revision
+from holdfast.checking import check_start
+from holdfast.engine import ChangeSet, resume_revision
 
 READ_MAX: Final = 256
 """Commits read at once."""

@@ -19,24 +19,12 @@ from typing import Final
 
 from sortedcontainers import SortedList
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    Usage,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-)
-from holdfast.engines.evaluation import Group, Stored, ids_upto, size_of
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
+from holdfast.engines.evaluation import Group, ids_upto, size_of
 from holdfast.engines.feed import follow
+from holdfast.engines.stored import Stored
 from holdfast.errors import Compacted, InvalidInput, Unavailable
 from holdfast.keys import prefix_end, subspace_of
 

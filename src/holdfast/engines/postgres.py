@@ -25,22 +25,9 @@ from typing import Final
 import msgspec
 import psycopg
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    Usage,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-)
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
 from holdfast.engines import postgres_doctor
 from holdfast.engines.committing import Committer
 from holdfast.engines.evaluation import size_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.engine import ID_SHIFT, Batch, Change, ChangeSet, Entry, Receipt, Touch
-from holdfast.engines.evaluation import Group, Stored, ids_upto
+from holdfast.engines.evaluation import Group, ids_upto
 from holdfast.engines.postgres_functions import CHANGED, DONE, REBASED
 from holdfast.engines.postgres_link import (
     FALSE,
@@ -36,6 +36,7 @@ from holdfast.engines.postgres_link import (
     text_array,
 )
 from holdfast.engines.postgres_statements import WRITE_GROUP, WRITE_ONE
+from holdfast.engines.stored import Stored
 from holdfast.keys import prefix_end
 
 if TYPE_CHECKING:

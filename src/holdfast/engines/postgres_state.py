@@ -21,10 +21,11 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from holdfast.engine import Batch, Durability, Empty, Entry, Increment, Push, Put, Receipt, Take, Touch, VersionIs
-from holdfast.engines.evaluation import SWEEP_MAX, Group, Stored, keys_of
+from holdfast.engines.evaluation import SWEEP_MAX, Group, keys_of
 from holdfast.engines.postgres_link import Call, Rows, int4, int8, number, optional_number, string, text, text_array
 from holdfast.engines.postgres_rows import Reply, entry_of, find
 from holdfast.engines.postgres_statements import DUE, FETCH, RANGE, REQUESTS, SEARCH
+from holdfast.engines.stored import Stored
 from holdfast.ids import is_generated
 from holdfast.keys import prefix_end
 

@@ -34,22 +34,9 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 from redis.exceptions import OutOfMemoryError, RedisError
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    Usage,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-)
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
 from holdfast.engines import redis_doctor
 from holdfast.engines.committing import Committer, Over
 from holdfast.engines.feed import follow

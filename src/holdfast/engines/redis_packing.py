@@ -34,8 +34,8 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
-from holdfast.engines.evaluation import digest_of
 from holdfast.engines.refusals import refusal
+from holdfast.engines.stored import digest_of
 from holdfast.errors import Conflict, Damaged, Error, InvalidInput
 from holdfast.keys import shown
 

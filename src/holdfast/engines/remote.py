@@ -16,23 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan, check_start
 from holdfast.clock import Clock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-    check_start,
-    cursor_revision,
-)
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, cursor_revision
 from holdfast.engines.private import FILE_MODE
 from holdfast.engines.remote_link import Address, Client
 from holdfast.errors import InvalidInput, Unavailable

@@ -29,21 +29,9 @@ from typing import Any, Final
 import apsw
 import msgspec
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-)
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
 from holdfast.engines import sqlite_doctor
 from holdfast.engines.bells import Bells
 from holdfast.engines.feed import follow

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.engine import ChangeSet
 from holdfast.engines.bells import Listener
-from holdfast.engines.evaluation import Stored
 from holdfast.engines.sqlite_file import translating
 from holdfast.engines.sqlite_rows import first_row, read_feed
+from holdfast.engines.stored import Stored
 from holdfast.errors import Compacted
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ import apsw
 from sortedcontainers import SortedList
 
 from holdfast.engine import Batch, Entry
-from holdfast.engines.evaluation import Group, Stored
+from holdfast.engines.evaluation import Group
 from holdfast.engines.memory import Space
 from holdfast.engines.resident_feed import Recent
 from holdfast.engines.resident_folding import Unfolded
 from holdfast.engines.sqlite_file import VALUE_INLINE_MAX
 from holdfast.engines.sqlite_folds import folded_upto, newer
 from holdfast.engines.sqlite_rows import Execute, Requests, first_row, head_of
+from holdfast.engines.stored import Stored
 
 _SPACES: Final = "SELECT name FROM spaces"
 _SPACE: Final = "SELECT id, durability, audit_reads, floor, created_at, dropped FROM spaces WHERE name = ?"

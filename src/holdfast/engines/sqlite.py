@@ -36,22 +36,10 @@ from typing import Final, TypeVar
 import apsw
 import msgspec
 
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine import (
-    Batch,
-    ChangeSet,
-    Durability,
-    Entry,
-    Finding,
-    Page,
-    Receipt,
-    SpaceInfo,
-    check_batch,
-    check_durability,
-    check_keys,
-    check_scan,
-)
-from holdfast.engines.evaluation import Group, Stored
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
+from holdfast.engines.evaluation import Group
 from holdfast.engines.feed import follow
 from holdfast.engines.feed_tail import Following, Tails
 from holdfast.engines.grouping import Turns, Waiting, answer
@@ -81,6 +69,7 @@ from holdfast.engines.sqlite_rows import (
     first_row,
     head_of,
 )
+from holdfast.engines.stored import Stored
 from holdfast.errors import OutcomeUnknown, Unavailable
 
 LOCK_WAIT_S: Final = 30

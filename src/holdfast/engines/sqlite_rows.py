@@ -15,8 +15,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Durability, Entry, SpaceInfo, Usage
-from holdfast.engines.evaluation import Group, Stored, ids_upto, keys_of, size_of
+from holdfast.engines.evaluation import Group, ids_upto, keys_of, size_of
 from holdfast.engines.sqlite_file import REVISION_MAX, VALUE, VALUE_INLINE_MAX, feed_id
+from holdfast.engines.stored import Stored
 from holdfast.errors import InvalidInput
 from holdfast.ids import is_generated
 from holdfast.keys import prefix_end, subspace_of

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.checking import check_label
 from holdfast.codec import decode, encode
-from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put, check_label
+from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace
 from holdfast.layers.scope import Scope

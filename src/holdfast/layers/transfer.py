@@ -24,18 +24,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from holdfast.checking import check_label
 from holdfast.codec import INT64_MAX, decode, encode
-from holdfast.engine import (
-    NAME_BYTES_MAX,
-    TAG_BYTES_MAX,
-    VALUE_BYTES_MAX,
-    Durability,
-    Engine,
-    Entry,
-    SpaceInfo,
-    beyond,
-    check_label,
-)
+from holdfast.engine import NAME_BYTES_MAX, TAG_BYTES_MAX, VALUE_BYTES_MAX, Durability, Engine, Entry, SpaceInfo, beyond
 from holdfast.errors import Conflict, Damaged, Error, IncompatibleStore, InvalidInput, NotFound
 from holdfast.keys import check_key
 

@@ -26,6 +26,7 @@ from typing import Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.checking import check_batch, check_keys, check_scan, check_start
 from holdfast.clock import Clock
 from holdfast.codec import check_all_json, check_json
 from holdfast.engine import (
@@ -46,10 +47,6 @@ from holdfast.engine import (
     Put,
     Receipt,
     SpaceInfo,
-    check_batch,
-    check_keys,
-    check_scan,
-    check_start,
 )
 from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, QuotaExceeded, RateLimitExceeded
 from holdfast.identity import EVERY_SPACE, Identity

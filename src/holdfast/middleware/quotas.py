@@ -28,8 +28,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
+from holdfast.checking import check_batch
 from holdfast.clock import Clock
-from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt, check_batch
+from holdfast.engine import SYSTEM_ACTOR, Batch, Engine, Present, Receipt
 from holdfast.errors import Conflict, Error, InvalidInput, OutcomeUnknown, QuotaExceeded
 from holdfast.middleware.growth import Growth, at_worst, in_truth, keys_named, totals
 from holdfast.middleware.rules import Quota

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.clock import elapsed_s
-from holdfast.engine import Batch, Engine, Page, Put, Receipt
+from holdfast.engine import Batch, Engine, Page, Receipt
 from holdfast.errors import (
     AuthenticationFailed,
     Error,
@@ -36,6 +36,7 @@ from holdfast.server.requests import (
     Unreadable,
     Work,
     fitting,
+    is_set,
     understood,
     unexpected,
 )
@@ -332,8 +333,7 @@ class Connection(asyncio.Protocol):
         """Send what is ready, and end."""
         self._flush()
         self._closed = True
-        if self._stuck_at is None:
-            self._stuck_at = self._loop.time()
+        self._stuck_at = self._stuck_at or self._loop.time()
         self._transport.close()
 
     def finish(self) -> None:
@@ -463,13 +463,11 @@ class Connection(asyncio.Protocol):
             if type(message) is not Commit or message.space != first.space:
                 break
             batch = message.batch
-            if not batch.fresh or len(batch.operations) != 1 or type(batch.operations[0]) is not Put:
-                break  # only sets are many
-            if not is_generated(batch.request_id or ""):
+            if not batch.fresh or not is_generated(batch.request_id or ""):
                 break
             run.append(message)
         count = len(run)
-        if count < 2 or self._behind or port.closing is not None or not port.sole_owner:
+        if count < 2 or not is_set(first.batch) or self._behind or port.closing is not None or not port.sole_owner:
             return 0, count
         replies = Answers(self, [message.id for message in run], self._began)
         if not engine.submit_all(first.space, [message.batch for message in run], replies):

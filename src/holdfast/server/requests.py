@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.engine import Engine, Entry, Receipt
+from holdfast.engine import Batch, Engine, Entry, Put, Receipt
 from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
 from holdfast.wire import (
     PAGE_BYTES_MAX,
@@ -189,6 +189,11 @@ def understood(bodies: list[bytes]) -> list[Request | Unreadable]:
     with contextlib.suppress(*UNREADABLE):
         return [decode_request(body) for body in bodies]
     return [_understood(body) for body in bodies]
+
+
+def is_set(batch: Batch) -> bool:
+    """Whether it is one Put: of the others there are never so many that it pays to try them together."""
+    return len(batch.operations) == 1 and type(batch.operations[0]) is Put
 
 
 def _understood(body: bytes) -> Request | Unreadable:

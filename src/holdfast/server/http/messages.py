@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from holdfast.checking import check_label
 from holdfast.clock import as_datetime
-from holdfast.engine import check_label
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
 from holdfast.server.http import steps
 from holdfast.server.http.endpoint import Answer, Asked, Call, endpoint
