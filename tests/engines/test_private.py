@@ -82,3 +82,16 @@ async def test_a_backup_that_fails_leaves_no_file_and_touches_none_that_is_there
         with pytest.raises(holdfast.InvalidInput, match="the folder of"):
             await store.backup(tmp_path / "none" / "copy.db")
     assert (tmp_path / "taken").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize(("file", "folder"), [(0o600, 0o700), (0o660, 0o755)])
+async def test_blobs_are_for_those_who_may_use_the_store(tmp_path: Path, file: int, folder: int) -> None:
+    with umask(0o022):
+        async with holdfast.open(tmp_path / "team.db") as store:
+            (tmp_path / "team.db").chmod(file)
+            blobs = store.space("contoso").blobs
+            assert await blobs.read(await blobs.put(b"secret")) == b"secret"
+            assert stat.S_IMODE((tmp_path / "team.db-blobs").stat().st_mode) == folder
+            (tmp_path / "team.db-blobs").chmod(0o750)
+            await blobs.put(b"another")
+            assert stat.S_IMODE((tmp_path / "team.db-blobs").stat().st_mode) == 0o750, "it is no longer ours to decide"

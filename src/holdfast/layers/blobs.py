@@ -135,6 +135,7 @@ class Blobs:
             )
         upload = _Upload(self._uploads / new_id())
         try:
+            await self._io(_make_root, self.root)
             await self._io(upload.begin)
             async with aclosing(self._chunks(data)) as chunks:
                 async for chunk in chunks:
@@ -516,6 +517,18 @@ def _remove_abandoned(uploads: Path) -> tuple[int, int]:
 
 def _set_mtime(file: int | Path, at_ms: int) -> None:
     os.utime(file, ns=(at_ms * 1_000_000, at_ms * 1_000_000))
+
+
+def _make_root(root: Path) -> None:
+    """The folder of a store's blobs, for its user alone, unless the store's file beside it is not. One that is there stays as it is."""
+    if root.is_dir():
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o700
+    with suppress(FileNotFoundError):
+        if root.with_name(root.name.removesuffix("-blobs")).stat().st_mode & 0o077:  # as `holdfast.open` names it
+            mode = 0o777
+    root.mkdir(mode, exist_ok=True)
 
 
 def _fsync_folder(folder: Path) -> None:
