@@ -18,6 +18,7 @@ from holdfast.ids import new_id
 from holdfast.middleware.denials import Denial
 from holdfast.middleware.policy import PolicedEngine, Policy
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
+from holdfast.middleware.verbs import claims, claims_in_line, demands
 
 SPACE = "contoso"
 MARKET = Identity("market", "agent", SPACE)
@@ -233,3 +234,23 @@ async def test_a_store_that_is_closed_finishes_what_was_patient(tmp_path: Path) 
     assert waiting is not None
     await engine.close()
     assert (await waiting).results
+
+
+@pytest.mark.parametrize("orchestrator", [False, True])
+def test_what_a_place_in_a_line_needs_is_the_same_at_one_look(orchestrator: bool) -> None:
+    """Where the quick look says yes, the rules for every batch do, and ask for the same conditions."""
+    key = f"{LINE}1"
+    prefixes = (LINE, "locks/lock/", "locks/lock/a/b/", "locks/", "locks/rw/x/")
+    pushes = [Push(prefix, b"{}", ttl_ms) for prefix in prefixes for ttl_ms in (None, 5)]
+    tested = [(), (Empty(LINE),), (Empty("records/"),), (Present(key),), (Absent(key),), (Empty(LINE), Empty(LINE))]
+    plain = 0
+    for op in [*pushes, Delete(key), Delete("locks/lock/x")]:
+        for conditions in tested:
+            for verbs in map(frozenset, ([], ["Lock"], ["Unlock"], ["Get"], ["Lock", "Unlock"])):
+                batch = Batch("market", (op,), conditions)
+                quick = claims_in_line(op, conditions, verbs)
+                if quick is not None:
+                    plain += 1
+                    assert {verb for verb, _ in demands(batch)} <= verbs, batch
+                    assert quick == claims(batch, orchestrator=orchestrator), batch
+    assert plain == 10, "three ways to take a place and two to leave one, each allowed by two of the sets of verbs"

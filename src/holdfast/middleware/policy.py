@@ -63,6 +63,7 @@ from holdfast.middleware.verbs import (
     ORCHESTRATE,
     claimed,
     claims,
+    claims_in_line,
     demands,
     joins_a_line,
     readable,
@@ -244,7 +245,10 @@ class PolicedEngine:
             ):
                 return None
         try:
-            added = self._check(space, batch)
+            plain = claims_in_line(op, batch.conditions, self._verbs)  # type: ignore[arg-type]
+            added = self._check(space, batch) if plain is None else plain
+            if plain is not None and type(op) is Push:
+                check_json(op.value)
         except (AttributeError, TypeError, ValueError):
             return None
         conditions = batch.conditions + added

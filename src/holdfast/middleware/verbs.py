@@ -313,6 +313,25 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
 
 
+_LOCKS: Final = TERRITORIES["locks"]
+
+
+def claims_in_line(
+    op: Push | Delete, conditions: tuple[Condition, ...], verbs: frozenset[str]
+) -> tuple[Condition, ...] | None:
+    """`demands` and `claims` at one look, for who takes a place in the line of a lock, or leaves one, as the library says it.
+
+    None: it says something else, or may not; then those two tell what, and why.
+    """
+    if type(op) is Delete:
+        return None if conditions or _LOCKS.delete not in verbs else (Mine(op.key),)
+    prefix = op.prefix  # type: ignore[union-attr]
+    is_free = not conditions or (len(conditions) == 1 and conditions[0] == Empty(prefix))
+    if is_free and op.ttl_ms is not None and prefix.count("/") == _LOCKS.elements:  # type: ignore[union-attr]
+        return () if _LOCKS.push in verbs and _LOCKS.read in verbs else None
+    return None
+
+
 def _place(op: Operation) -> str:
     """The key, or the prefix, that an operation writes at."""
     return op.target if isinstance(op, Take) else op.prefix if isinstance(op, Push) else op.key
