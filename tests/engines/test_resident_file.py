@@ -526,3 +526,24 @@ async def test_a_fork_after_closing_leaves_the_childs_files_alone(tmp_path: Path
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     for file in files:
         os.close(file)
+
+
+async def test_who_watches_something_else_costs_no_memory_and_misses_nothing(tmp_path: Path) -> None:
+    engine = await ResidentEngine.open(tmp_path / "k.db")
+    await engine.commit("s", Batch("a", (Put("records/a", b"0"),)))
+    watching = engine.watch("s", "quiet/")
+    for number in range(3):
+        following = asyncio.ensure_future(anext(watching))
+        for _ in range(5):
+            await asyncio.sleep(0)  # it waits
+        home = engine._spaces["s"]
+        kept = len(home.recent.commits)
+        for _ in range(20):
+            await engine.commit("s", Batch("a", (Put("records/a", b"%d" % number),)))
+        assert len(home.recent.commits) == kept
+        told = await engine.commit("s", Batch("a", (Put("records/a", b"1"), Put("quiet/b", b"%d" % number))))
+        # It is awake now, whether it has run or not, and reads on.
+        later = await engine.commit("s", Batch("a", (Put("quiet/c", b"%d" % number),)))
+        assert (await following).version == told.version
+        assert (await anext(watching)).version == later.version
+    await engine.close()

@@ -50,6 +50,8 @@ class Bells:
         """How many prefixes there are of each length."""
         self.asleep = 0
         """Who waits, and was not rung for yet."""
+        self._here = 0
+        """Who waits again and again, asleep or not."""
 
     @contextlib.contextmanager
     def listening(self, prefixes: tuple[str, ...]) -> Iterator[Listener]:
@@ -58,9 +60,11 @@ class Bells:
         prefixes = tuple(dict.fromkeys(prefixes)) or ("",)
         for prefix in prefixes:
             self._join(prefix, listener)
+        self._here += 1
         try:
             yield listener
         finally:
+            self._here -= 1
             for prefix in prefixes:
                 self._leave(prefix, listener)
 
@@ -85,11 +89,11 @@ class Bells:
         """Whether somebody waits for changes of this key."""
         return any(key[:length] in self._listening for length in self._lengths)
 
-    def ring(self, after: int, commits: Iterable[ChangeSet]) -> None:
-        """These commits follow that revision."""
+    def ring(self, after: int, commits: Iterable[ChangeSet]) -> bool:
+        """These commits follow that revision. Whether anybody may look at them: who is awake, if only just now."""
         listening = self._listening
         if not self.asleep:
-            return
+            return self._here > 0
         any_of = tuple(listening) if len(listening) <= FEW else ("",)
         for commit in commits:
             for change in commit.changes:
@@ -99,8 +103,9 @@ class Bells:
                         for listener in listening.get(key[:length], ()):
                             self._wake(listener, after)
                     if not self.asleep:
-                        return
+                        return True
             after = commit.version
+        return self.asleep < self._here
 
     def ring_all(self, at: int | None = None) -> None:
         """Everybody is to look; up to that revision, if one is given, nobody who waits has missed anything."""

@@ -213,11 +213,10 @@ class ResidentEngine:
             home.adopt(group, id, size)
             if group.commits:
                 bells = self._bells.get(home.name)
-                if bells is None:  # nobody watches: objects that are not kept are cheap
-                    home.recent.skip(group.commits[-1].version)
-                else:
+                if bells is not None and bells.ring(group.commits[0].version - 1, group.commits):
                     self._tail.add(home.recent, group.commits, size)
-                    bells.ring(group.commits[0].version - 1, group.commits)
+                else:  # nobody looks: objects that are not kept are cheap
+                    home.recent.skip(group.commits[-1].version)
 
     def fail(self, reason: str) -> None:
         """Show nothing any more, and let the owner know."""

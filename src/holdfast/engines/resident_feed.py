@@ -1,6 +1,6 @@
 """The feed of the resident engine: recent commits from memory, older ones from the file, and whom a commit wakes.
 
-`Tail` keeps the newest commits of all spaces that somebody watches, bounded in bytes, so that whoever watches live never touches
+`Tail` keeps the newest commits that somebody is about to look at, bounded in bytes, so that whoever watches live never touches
 the file. A watcher that is further behind reads the file, up to the revision memory has reached: a commit is in the file a
 moment before memory shows it, and nobody may be told of what a read would not show yet.
 
