@@ -8,8 +8,7 @@ What every engine guarantees, by the names under which `holdfast.testing.conform
 
  1. total order        the commits of a space are totally ordered and strictly serializable; a refused batch changed nothing
  2. versions           a version never falls and is never reused: not after delete, expiry, crash, compaction or drop
- 3. durability         what a reply shows, reads included, is as durable as the space asks (sync, async, volatile), or as
-                       its own batch does (`early`)
+ 3. durability         what a reply shows, reads included, is as durable as the space asks (sync, async, volatile)
  4. time               an expired entry is invisible from that instant and its expiry is in the feed exactly once; value
                        and ttl are set together; touch only extends, is refused on an expired entry, and is no write;
                        now = max(clock, time of the last commit): a space's time never falls
@@ -50,8 +49,6 @@ ID_SHIFT: Final = 20
 REQUEST_WINDOW_MS: Final = 3_600_000
 FEED_WINDOW_MS: Final = 24 * 3_600_000
 PATIENCE_MS_MAX: Final = 50
-PROMISE_MS: Final = 2
-"""How long a batch may be decided, and told to its sender, before it is written (`Batch.early`)."""
 LOSS_JUMP: Final = 2**32
 """By how much revisions jump where commits may be lost that nobody can count: none of their versions is given again."""
 COMMITS_PER_MS_MAX: Final = 16
@@ -189,10 +186,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `patience_ms` says that the sender would rather go with somebody else's commit than have an fsync of its own, and waits so
     long for one. An engine that groups commits heeds it, up to PATIENCE_MS_MAX; for the others it means nothing.
-
-    `early` says that the sender gives up what would end by itself anyway, and may hear so when that is decided, before it is
-    durable. To everybody it is as if it were: whatever is asked next comes after it. Only a crash within PROMISE_MS can still
-    undo it. An engine may heed it for a batch that deletes an entry of its actor's; its receipt then has the version before it.
     """
 
     actor: str
@@ -201,7 +194,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_id: str | None = None
     fresh: bool = False
     patience_ms: int = 0
-    early: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):

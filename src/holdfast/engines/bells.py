@@ -85,10 +85,6 @@ class Bells:
             if not self._lengths[length]:
                 del self._lengths[length]
 
-    def hears(self, key: str) -> bool:
-        """Whether somebody waits for changes of this key."""
-        return any(key[:length] in self._listening for length in self._lengths)
-
     def ring(self, after: int, commits: Iterable[ChangeSet]) -> bool:
         """These commits follow that revision. Whether anybody may look at them: who is awake, if only just now."""
         listening = self._listening

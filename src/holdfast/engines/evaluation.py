@@ -377,14 +377,9 @@ class _Step:
 
     def _check_empty(self, condition: Empty) -> None:
         """Before any operation of its batch, so only the group's writes lie over the state."""
-        prefix, group = condition.prefix, self.group
-        written = group.written_under(prefix)
-        if group._state.vacant(prefix) and not written:
+        prefix = condition.prefix
+        if self.group._state.vacant(prefix) and not self.group.written_under(prefix):
             return
-        if len(written) == 1 and group.writes[written[0]] is None:  # a lock that was released in this very group
-            others = [entry for entry in group._state.first(prefix, None, 2) if entry.key != written[0]]
-            if not others:
-                return
         for entry in self._first_live(prefix, 1, None):
             raise refusal(condition, entry)
 

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.engine import PATIENCE_MS_MAX, PROMISE_MS, Batch, Receipt
+from holdfast.engine import PATIENCE_MS_MAX, Batch, Receipt
 from holdfast.errors import Unavailable
 from holdfast.offers import Replies, Reply
 
@@ -45,8 +45,6 @@ GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
-FEW: Final = 4
-"""With no more in the last group, a commit is mostly waiting for the disk."""
 PATIENCE_S: Final = 0.001
 """How long a batch that is not urgent waits for others to go with."""
 
@@ -135,10 +133,6 @@ class CommitQueue:
 
     def __init__(self) -> None:
         self._items: deque[Waiting] = deque()
-        self.promised = 0
-        """How many of those that wait have been told already what comes of them: the first ones."""
-        self.last = 0
-        """How many were in the last group."""
         self._taking = threading.Lock()
         self._added = self._taken = 0
         """Bytes; one is written by who adds, the other by who takes."""
@@ -168,7 +162,7 @@ class CommitQueue:
                 del group[fitting:]
                 size = sum(map(_SIZE, group))
             self._taken += size
-            self.promised, self.last, self.has_more = 0, len(group), bool(items)
+            self.has_more = bool(items)
         return [item for item in group if not item._is_cancelled] if any(map(_IS_CANCELLED, group)) else group
 
     def refuse_all(self, reason: str) -> None:
@@ -277,22 +271,6 @@ class Turns:
         self.queue.add(item)
         if not self._asked:
             self._ask_for(PATIENCE_S if patient else item.batch.patience_ms / 1000)
-
-    @property
-    def may_promise(self) -> bool:
-        """Whether whatever is told now comes next, as no thread has the connection and nobody waits who was not told; and pays.
-
-        Among many, who waits for the next commit has company, and all are answered together.
-        """
-        queue = self.queue
-        return self.in_thread is None and len(queue) == queue.promised and queue.last <= FEW
-
-    def promise(self, item: Waiting, *, soon: bool) -> None:
-        """Queue a batch whose sender was told what comes of it: it goes with the next commit, or after PROMISE_MS."""
-        self.queue.add(item)
-        self.queue.promised += 1
-        if not self._asked:
-            self._ask_for(0 if soon else PROMISE_MS / 1000)
 
     def _ask_for(self, patience_s: float) -> None:
         """Begin what comes next soon, or, if nobody else wants it sooner, after so long."""

@@ -103,7 +103,6 @@ class ResidentEngine:
                 self._volatile.make(home.name, "volatile")
         self._commits = GroupCommit(path, lock, clock, opened, self)
         self._rows, self._submit = self._commits.rows, self._commits.submit
-        self._owed, self._kept = self._commits.promises.owed, self._commits.promises.kept
         self._tail = Tail()
         self._bells: weakref.WeakValueDictionary[str, Bells] = weakref.WeakValueDictionary()
         self._closed = False
@@ -124,8 +123,6 @@ class ResidentEngine:
         item = self._checked(space, batch)
         if isinstance(item, Receipt):
             return item
-        if batch.early and (told := self._promised(item)) is not None:
-            return told
         if not self._commits.enter(item):
             await item
         return item.told()
@@ -134,10 +131,7 @@ class ResidentEngine:
         """`commit` for a server (`offers.Submits`): no coroutine, no task."""
         item = self._checked(space, batch, reply)
         if type(item) is Waiting:
-            if batch.early and (told := self._promised(item)) is not None:
-                reply.set_result(told)
-            else:
-                self._submit(item, patient)
+            self._submit(item, patient)
         else:
             reply.set_result(item)  # type: ignore[arg-type]
         return True
@@ -162,7 +156,7 @@ class ResidentEngine:
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
         """`get` for a server, of what is in memory."""
         home = self._spaces.get(space)
-        if home is None or home.durability == "volatile" or self._owed(space):
+        if home is None or home.durability == "volatile":
             return None
         if len(keys) == 1 and type(keys[0]) is str:
             # The usual read: one entry that does not expire. A key that is found is a valid one.
@@ -183,14 +177,6 @@ class ResidentEngine:
         if home.durability == "volatile":
             return self._volatile.write(space, batch)
         return Waiting(space, home.durability, batch, size, None, reply)
-
-    def _promised(self, item: Waiting) -> Receipt | None:
-        """What comes of an early batch, if it can be told before it is written."""
-        home = self._spaces.get(item.space)
-        if home is None or self._closed:
-            return None
-        bells = self._bells.get(item.space)
-        return self._commits.promise(home, item, (lambda key: False) if bells is None else bells.hears)
 
     def homes(self) -> list[ResidentSpace]:
         return list(self._spaces.values())
@@ -233,8 +219,6 @@ class ResidentEngine:
     # --- reads ---
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:
-        if self._owed(space):
-            await self._kept(space)
         found = self.read(space, keys) if space in self._spaces else None
         if found is not None:
             return found
@@ -246,8 +230,6 @@ class ResidentEngine:
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000, reverse: bool = False
     ) -> Page:
         check_scan(prefix, after, limit)
-        if self._owed(space):
-            await self._kept(space)
         home = self._find(space)
         if home is None:
             return Page([], False, 0)
@@ -258,21 +240,12 @@ class ResidentEngine:
     def watch(
         self, space: str, *prefixes: str, cursor: str | None = None, live: bool = True
     ) -> AsyncIterator[ChangeSet]:
-        if self._owed(space):
-            return self._watch_later(space, prefixes, cursor, live)
         home = self._find(space)
         if home is not None and home.durability == "volatile":
             return self._volatile.watch(space, *prefixes, cursor=cursor, live=live)
         if not live:
             return follow(ResidentFeed(self, space), prefixes, cursor, live=False)
         return follow(self._watching(space, prefixes), prefixes, cursor)
-
-    async def _watch_later(
-        self, space: str, prefixes: tuple[str, ...], cursor: str | None, live: bool
-    ) -> AsyncIterator[ChangeSet]:
-        await self._kept(space)
-        async for commit in self.watch(space, *prefixes, cursor=cursor, live=live):
-            yield commit
 
     @contextlib.contextmanager
     def _watching(self, space: str, prefixes: tuple[str, ...]) -> Iterator[ResidentFeed]:
@@ -318,7 +291,6 @@ class ResidentEngine:
         return info
 
     async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
-        await self._kept(name)
         self._check_usable()
         names = sorted(self._spaces) if name is None else [name]
         infos = [home.info(each) for each in names if (home := self._spaces.get(each)) is not None]
@@ -405,7 +377,6 @@ class ResidentEngine:
 
     async def backup(self, target: Path) -> None:
         """A consistent copy of the whole file as it is now, while commits go on."""
-        await self._kept()
         self._check_usable()
         await self._loop.run_in_executor(None, copy_file, self.path, target)
 

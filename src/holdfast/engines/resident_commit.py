@@ -37,7 +37,6 @@ from holdfast.engines.grouping import Outcome, Together, Turns, Waiting, answer,
 from holdfast.engines.resident_file import Opened
 from holdfast.engines.resident_folding import FOLD_PAUSE_S, FOLD_S, Folding, Slice
 from holdfast.engines.resident_log import Log
-from holdfast.engines.resident_promises import Promises
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import FileLock, in_doubt, translate
 from holdfast.engines.sqlite_rows import Writer
@@ -116,7 +115,6 @@ class GroupCommit:
         self._synchronous = "sync"
         self._turns = Turns("holdfast-resident", self._begin_next, self._commit_at_once)
         self.enter, self.submit = self._turns.enter, self._turns.submit
-        self.promises = Promises(self._turns, clock)
         self._jobs: deque[_Job] = deque()
         self._commit_s = INLINE_COMMIT_S / 10
         self._until_probe = PROBE_EVERY
@@ -131,7 +129,6 @@ class GroupCommit:
 
     async def administer(self, work: Callable[[], Any], then: Callable[[], None]) -> Any:
         """A transaction of its own, when its turn has come: `work` in the thread, and after COMMIT `then` on the loop."""
-        await self.promises.kept()
         job = _Job(work, then, self._loop.create_future())
         self._jobs.append(job)
         self._turns.ask()
@@ -170,13 +167,11 @@ class GroupCommit:
         elif queue:
             size, items = queue.bytes, queue.take_group()
             if items and self._is_quick(items[0].durability, size):
-                self._answer(self._commit_inline(items))
+                answer(self._commit_inline(items))
             elif items and (done := self._write_group(items)):
-                self._turns.start_thread(
-                    self._commit_rows, lambda error: self._answer(self._settle(items, done, error))
-                )
+                self._turns.start_thread(self._commit_rows, lambda error: answer(self._settle(items, done, error)))
             else:
-                self._answer(items)
+                answer(items)
         elif self._fold_alone_due:
             self._fold_alone()
         self._fold_alone_due = False
@@ -184,17 +179,6 @@ class GroupCommit:
             self._turns.ask()
         if self.folding.is_under_way:
             self._call_later(FOLD_PAUSE_S, self._fold_slice)
-
-    def _answer(self, items: list[Waiting]) -> None:
-        """A group has come to its end. Whatever was promised was in it: those come first, and are never more than a group."""
-        self.promises.keep()
-        answer(items)
-
-    def promise(self, home: ResidentSpace, item: Waiting, is_watched: Callable[[str], bool]) -> Receipt | None:
-        """What comes of an early batch, if that can be told now (`resident_promises.py`)."""
-        if self._jobs or self.failure is not None:
-            return None
-        return self.promises.make(home, item, is_watched)
 
     def _is_quick(self, durability: str, size: int) -> bool:
         """Whether a COMMIT is better done on the loop than handed over: it is short, or it must be measured."""
@@ -454,7 +438,6 @@ class GroupCommit:
             if self._writer.in_transaction:
                 self._write("ROLLBACK")
         self._turns.queue.refuse_all(reason)
-        self.promises.keep()
         self._keeping.fail(reason)
 
     def _log_folded(self, error: apsw.Error | None) -> None:

@@ -18,7 +18,7 @@ renews: until the note that its turn has begun is written, or its next renewal, 
 How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
 of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
-by itself; so it does after a crash of the store in the moment in which a release was told and not yet written (`Batch.early`). Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The
+by itself. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The
 number of permits is stored at first use; another number later is InvalidInput.
 
 Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
@@ -150,11 +150,11 @@ class Guard:
             self._beginning.cancel()
         self._wanted.coordination.leases.release(lease)
         try:
-            was_there = await lease.scope.give_up(lease.key)
+            receipt = await lease.scope.unguarded().commit((Delete(lease.key),))
         except asyncio.CancelledError:  # it may not have been sent yet
             await self._wanted._leave(lease)
             raise
-        if not was_there:
+        if receipt.results != [True]:
             lease.lose()
             raise self._lost()
 
@@ -391,7 +391,7 @@ class Wanted:
     async def _leave(self, lease: Lease) -> None:
         """Step out of the line."""
         try:
-            await self.scope.give_up(lease.key)
+            await self.scope.unguarded().commit((Delete(lease.key),))
         except Error as exc:
             log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, lease.ttl_ms, exc)
 

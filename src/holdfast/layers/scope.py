@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Condition, Delete, Durability, Engine, Operation, Present, Receipt
+from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Present, Receipt
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.ids import new_id
 from holdfast.layers.session import Session
@@ -75,13 +75,6 @@ class Scope(msgspec.Struct, frozen=True):
     def sent(self, batch: Batch) -> Coroutine[Any, Any, Receipt]:
         """A batch made by `batch`, to be awaited."""
         return self._guarded(batch) if self.guards else self.engine.commit(self.space, batch)
-
-    async def give_up(self, key: str) -> bool:
-        """Delete an entry of one's own that would end by itself; whether it was there. It need not be durable to be told (`early`)."""
-        batch = Batch(self.actor, (Delete(key),), (), new_id(), fresh=True, early=True)
-        receipt = await self.engine.commit(self.space, batch)
-        self.session.saw(receipt.version)
-        return receipt.results == [True]
 
     async def _guarded(self, batch: Batch) -> Receipt:
         try:

@@ -344,23 +344,3 @@ class TestRequests:
         refused = msgspec.structs.replace(others, conditions=(Absent("a/n"),))
         async with subject.refused(Conflict):
             await subject.engine.commit(SPACE, refused)
-
-    async def test_an_early_deletion_is_there_for_whoever_asks_next(self, subject: Subject) -> None:
-        """Its sender may hear of it before it is durable; nobody may see that it is not."""
-        await subject.commit(Put("a/x", b"1"), Put("a/y", b"1"))
-        start = await subject.revision()
-        early = Batch(ALICE, (Delete("a/x"),), (Present("a/y"),), new_id(), fresh=True, early=True)
-        first = await subject.engine.commit(SPACE, early)
-        assert first.results == [True]
-        twice = msgspec.structs.replace(early, request_id=new_id())
-        assert (await subject.engine.commit(SPACE, twice)).results == [False]
-        await subject.engine.commit(SPACE, Batch(BOB, (Delete("a/y"),), (Absent("a/x"),)))
-        assert await subject.keys("a/") == []
-        changes = [(change.op, change.key) for change in await subject.changes(after=start)]
-        assert changes == [("delete", "a/x"), ("delete", "a/y")]
-        again = msgspec.structs.replace(early, fresh=False, early=False)
-        assert (await subject.engine.commit(SPACE, again)).results == [True]
-        async with subject.refused(Conflict):
-            await subject.engine.commit(SPACE, msgspec.structs.replace(early, request_id=new_id()))
-        last = await subject.engine.commit(SPACE, Batch(ALICE, (Put("a/x", b"1"),)))
-        assert first.version < last.version
