@@ -293,3 +293,44 @@ async def test_renewals_of_a_turn_carry_the_ttl_that_counts_when_they_are_sent(
     clock.advance("10s")
     await soon(until(lambda: touched == [WAITING_MS, 30_000]))
     await guard.release()
+
+
+class Deaf(Wrapper):
+    """A way to the store on which no watch tells anything."""
+
+    async def watch(self, *args: Any, **how: Any) -> AsyncIterator[ChangeSet]:
+        await asyncio.Event().wait()
+        yield ChangeSet(0, 0, "nobody", [])
+
+
+@pytest.fixture
+async def deaf(space: Space, clock: ManualClock) -> AsyncIterator[Space]:
+    """The space for tasks that share what they know, and hear nothing of others."""
+    coordination = Coordination(Leases(clock))
+    scope = replace(space._scope, engine=Deaf(space._scope.engine))
+    yield Space(scope, space._blob_folder, coordination)
+    await coordination.close()
+
+
+async def test_who_waits_in_the_same_process_begins_with_the_answer_to_the_release(space: Space, deaf: Space) -> None:
+    holder = await deaf.lock("x").acquire()
+    next_one = asyncio.create_task(deaf.lock("x", wait=None).acquire())
+    await soon(waiting(space, "x", 1))
+    lines = deaf._coordination.lines(deaf._scope)
+    await soon(until(lambda: any(len(line.places) == 2 for line in lines._lines.values())))
+    await holder.release()
+    assert (await soon(next_one)).token > holder.token
+
+
+async def test_who_leaves_the_middle_of_a_line_wakes_nobody(space: Space) -> None:
+    holder = await space.lock("x").acquire()
+    leaving = asyncio.create_task(space.lock("x", wait=None).acquire())
+    await soon(waiting(space, "x", 1))
+    staying = asyncio.create_task(space.lock("x", wait=None).acquire())
+    await soon(waiting(space, "x", 2))
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await soon(waiting(space, "x", 1))
+    assert not staying.done()
+    await holder.release()
+    assert (await soon(staying)).token > holder.token

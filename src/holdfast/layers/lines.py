@@ -15,7 +15,7 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 
 A process that has somebody waiting in a line keeps a copy of it and follows what the feed tells of it, once however many
 wait; of other lines it hears nothing. A change that makes it a local waiter's turn wakes that one and nobody else, without
-a read. Expiries are in the feed only when somebody sweeps, so a line is also looked at anew when the first lease of those
+a read; so does the answer to whoever leaves the line here, which comes a little earlier. Expiries are in the feed only when somebody sweeps, so a line is also looked at anew when the first lease of those
 in turn should have ended. A line that nobody waits in any more is followed for a moment longer: where there was a waiter
 there will soon be another.
 """
@@ -206,6 +206,16 @@ class Lines:
     def crowded(self, prefix: str) -> bool:
         """Whether somebody is known to stand in this line."""
         return self.follows(prefix) and bool(self._lines[prefix].places)
+
+    def left(self, prefix: str, key: str, version: int) -> None:
+        """Somebody here has left a line, by a commit that was answered: whose turn it is need not wait for the feed to tell.
+
+        A copy that has a place has every one that was before it, so it tells who is next as soon as it knows who is gone.
+        """
+        line = self._lines.get(prefix)
+        if line is not None and line.turns:
+            line.apply(version, Change("delete", key, False))
+            line.wake(self._clock.now_ms())
 
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""

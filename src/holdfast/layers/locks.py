@@ -154,6 +154,7 @@ class Guard:
         except asyncio.CancelledError:  # it may not have been sent yet
             await self._wanted._leave(lease)
             raise
+        self._wanted.left(lease, receipt.version)
         if receipt.results != [True]:
             lease.lose()
             raise self._lost()
@@ -388,10 +389,15 @@ class Wanted:
         self.coordination.leases.written(lease, written_at, ttl_ms)
         return receipt.at
 
+    def left(self, lease: Lease, version: int) -> None:
+        """The place is gone since this version: who waits here may be next."""
+        self.coordination.lines(self.scope).left(self._prefix, lease.key, version)
+
     async def _leave(self, lease: Lease) -> None:
         """Step out of the line."""
         try:
-            await self.scope.unguarded().commit((Delete(lease.key),))
+            receipt = await self.scope.unguarded().commit((Delete(lease.key),))
+            self.left(lease, receipt.version)
         except Error as exc:
             log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, lease.ttl_ms, exc)
 
