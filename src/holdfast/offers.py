@@ -25,11 +25,10 @@ class Replies(Protocol):
 class Submits(Protocol):
     """What an engine may offer to a server besides: `commit` and `get` without a coroutine, for very many in flight."""
 
-    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """Check the batch and queue it, at once; the reply has the receipt, or the refusal, when it was committed.
 
-        One that is patient begins nothing by itself: it waits for the next that is not, and a moment at most. What no
-        engine may accept raises here. False: this batch needs `commit`, and nothing was done.
+        What no engine may accept raises here. False: this batch needs `commit`, and nothing was done.
         """
         ...
 

@@ -171,18 +171,18 @@ async def test_everything_has_landed_when_all_is_answered(engine: ResidentEngine
     assert (book.accounts["market"].pending, book.accounts["market"].flying) == (0, 0)
 
 
-def joining(prefix: str = LINE, *conditions: Empty, fresh: bool = True) -> Batch:
-    return Batch("market", (Push(prefix, b"{}", 1000),), conditions, new_id(), fresh)
+def joining(prefix: str = LINE, patience_ms: int = 1) -> Batch:
+    return Batch("market", (Push(prefix, b"{}", 1000),), (), new_id(), True, patience_ms)
 
 
 async def test_who_joins_a_line_goes_with_the_next_commit(
     engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouping, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(grouping, "PATIENCE_MS_MAX", 600_000)
     _, market = policed(engine)
     await market.commit(SPACE, put("a"))
     [first] = (await market.commit(SPACE, place())).results
-    waiting = submit(market, joining())
+    waiting = submit(market, joining(patience_ms=600_000))
     for _ in range(10):
         await asyncio.sleep(0)
     assert waiting is not None
@@ -202,28 +202,6 @@ async def test_who_joins_a_line_waits_a_moment_at_most(engine: ResidentEngine) -
         assert waiting is not None
         async with asyncio.timeout(10):
             await waiting
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        joining(LINE, Empty(LINE)),
-        joining("locks/semaphore/s/"),
-        joining("locks/rw/r/"),
-        joining(fresh=False),
-        put("b"),
-    ],
-)
-async def test_whoever_may_be_first_goes_at_once(
-    engine: ResidentEngine, monkeypatch: pytest.MonkeyPatch, batch: Batch
-) -> None:
-    monkeypatch.setattr(grouping, "PATIENCE_S", 600.0)
-    _, market = policed(engine)
-    await market.commit(SPACE, put("a"))
-    going = submit(market, batch)
-    assert going is not None
-    async with asyncio.timeout(10):
-        await going
 
 
 async def test_a_store_that_is_closed_finishes_what_was_patient(tmp_path: Path) -> None:

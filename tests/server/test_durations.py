@@ -50,7 +50,7 @@ class Busy(Wrapper):
 class BusyAtOnce(Busy):
     """The same for who asks without a coroutine."""
 
-    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         work()
         reply.set_result(Receipt(1, 1, [None]))
         return True

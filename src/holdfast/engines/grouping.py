@@ -2,7 +2,7 @@
 
 `CommitQueue` holds batches, each with whom to answer. The engine takes a group when it can write, commits it, and answers
 everybody. There is no timer: a lone writer is a group of one, and the busier the store the larger its groups. Only a batch that is
-patient (`Batch.patience_ms`; or PATIENCE_S, where its sender has to wait for others anyway) begins no group for so long. A caller that was cancelled
+patient (`Batch.patience_ms`) begins no group for so long. A caller that was cancelled
 before its batch was taken is left out; one that is cancelled later just does not hear the answer.
 
 Who waits is mostly a task, which `answer` wakes by calling it: a future would take a step of the loop for each.
@@ -45,8 +45,6 @@ GROUP_BATCHES_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 STEP_BACK_S: Final = 0.002
 """How long a lone writer may go on without letting other tasks run."""
-PATIENCE_S: Final = 0.001
-"""How long a batch that is not urgent waits for others to go with."""
 
 
 class Waiting(msgspec.Struct, eq=False):
@@ -266,11 +264,11 @@ class Turns:
             self._ask_for(item.batch.patience_ms / 1000)
         return False
 
-    def submit(self, item: Waiting, patient: bool = False) -> None:
+    def submit(self, item: Waiting) -> None:
         """Queue a batch that `check_batch` has accepted; the reply comes when it was committed, or refused."""
         self.queue.add(item)
         if not self._asked:
-            self._ask_for(PATIENCE_S if patient else item.batch.patience_ms / 1000)
+            self._ask_for(item.batch.patience_ms / 1000)
 
     def _ask_for(self, patience_s: float) -> None:
         """Begin what comes next soon, or, if nobody else wants it sooner, after so long."""

@@ -74,7 +74,8 @@ class RemoteEngine:
         if id is None:
             receipt = await self._client.ask(make, None)
         elif batch.fresh:
-            receipt = await self._client.ask(make, lambda n: Commit(n, space, _repeated(batch)), request_id=id)
+            again = lambda n: Commit(n, space, _repeated(batch))  # noqa: E731
+            receipt = await self._client.ask(make, again, request_id=id, patient=batch.patience_ms > 0)
         else:
             receipt = await self._client.ask(make, make, request_id=id)
         return receipt

@@ -73,6 +73,8 @@ SILENCE_S: Final = 30.0
 CLOSE_S: Final = 10.0
 WAITING_MAX: Final = 100_000
 """Requests that wait for a connection."""
+HELD_S: Final = 0.001
+"""How long what is patient waits for something to be sent with. The keeper lets it wait for as long as it said."""
 WINDOW_BYTES: Final = 1024 * 1024
 """What a watch may have received and not yet handed out."""
 
@@ -208,14 +210,16 @@ class Client:
         *,
         request_id: str | None = None,
         reading: bool = False,
+        patient: bool = False,
     ) -> Awaitable[Any]:
         """Say it, say it `again` if need be; to be awaited at once, for the answer.
 
-        It is said before this returns, unless so much is under way that it has to wait.
+        It is said before this returns, unless so much is under way that it has to wait. What is patient goes with whatever is
+        said next, or a moment later.
         """
         if len(self._asked) >= self._in_flight_max and self._line is not None:
             return self._ask_later(make, again, request_id, reading)
-        return self._ask(make, again, request_id, reading)
+        return self._ask(make, again, request_id, reading, patient)
 
     async def _ask_later(
         self,
@@ -235,6 +239,7 @@ class Client:
         again: Callable[[int], Message] | None,
         request_id: str | None,
         reading: bool,
+        patient: bool = False,
     ) -> asyncio.Future[Any]:
         if self._closed:
             raise Unavailable("the store is closed")
@@ -247,7 +252,7 @@ class Client:
         line, answer = self._line, self._loop.create_future()
         self._asked[id] = asked = Asked(first, again, answer, 0.0, request_id, line is not None, reading)
         if line is not None:
-            line.write(first)
+            line.write(first, patient=patient)
         elif len(self._asked) > WAITING_MAX:
             del self._asked[id]
             raise Unavailable(f"{self._failure}; {WAITING_MAX:,} requests wait for it already. Nothing was changed")
@@ -493,6 +498,9 @@ class _Line(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(REPLY_BYTES_MAX)
         self._out: list[bytes] = []
+        self._flushing: asyncio.Handle | None = None
+        self._hurries = False
+        """It is flushed in the loop's next step, and not later."""
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -505,12 +513,20 @@ class _Line(asyncio.Protocol):
         self.write(frame(hello))
         return await self._welcome
 
-    def write(self, data: bytes) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
+    def write(self, data: bytes, *, patient: bool = False) -> None:
         self._out.append(data)
+        if self._hurries:
+            return
+        if not patient:
+            self._hurries = True
+            if self._flushing is not None:  # for those that are patient
+                self._flushing.cancel()
+            self._flushing = self._loop.call_soon(self._flush)
+        elif self._flushing is None:
+            self._flushing = self._loop.call_later(HELD_S, self._flush)
 
     def _flush(self) -> None:
+        self._hurries, self._flushing = False, None
         if self._out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out = []

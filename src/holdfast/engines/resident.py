@@ -127,11 +127,11 @@ class ResidentEngine:
             await item
         return item.told()
 
-    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` for a server (`offers.Submits`): no coroutine, no task."""
         item = self._checked(space, batch, reply)
         if type(item) is Waiting:
-            self._submit(item, patient)
+            self._submit(item)
         else:
             reply.set_result(item)  # type: ignore[arg-type]
         return True

@@ -37,6 +37,8 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
 from holdfast.codec import encode
 from holdfast.engine import (
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
 TTL_MS: Final = 30_000
 WAITING_MS: Final = 5_000
 """How long a place stands in line that nobody keeps alive. Who waits has this lease, if its ttl is not shorter; who holds, its ttl."""
+JOINING_MS: Final = 1
+"""How long who joins a line behind others waits for another commit to go with: it has to wait anyway."""
 PROFILES_MS: Final = {"default": TTL_MS, "locks": 60_000, "long_running": 300_000}
 ATTEMPTS_MAX: Final = 16
 """How often one request id may be refused; each time costs every later one a look."""
@@ -225,7 +229,7 @@ class Wanted:
     async def _come_first(self) -> Guard | None:
         """Hold it, if nobody is there, in one commit; None when one has to stand in line, or may share it."""
         scope, prefix = self.scope, self._prefix
-        if self.shared or self.size > 1 or (self.wait_ms != 0 and self.coordination.lines(scope).crowded(prefix)):
+        if not self._is_alone or (self.wait_ms != 0 and self.coordination.lines(scope).crowded(prefix)):
             return None
         sent_at = scope.clock.now_ms()
         try:
@@ -246,9 +250,10 @@ class Wanted:
         scope, leases, lines = self.scope, self.coordination.leases, self.coordination.lines(self.scope)
         mine = request_id is None  # a place made under a request id may be held already, by who asked before
         follows = mine and self.wait_ms != 0 and lines.follows(self._prefix)
-        ttl_ms = self.ttl_ms if mine and not follows and (self.shared or self.size > 1) else self.waiting_ms
+        ttl_ms = self.ttl_ms if mine and not follows and not self._is_alone else self.waiting_ms
+        patience_ms = JOINING_MS if mine and self._is_alone and self.wait_ms != 0 and lines.crowded(self._prefix) else 0
         sent_at = scope.clock.now_ms()
-        receipt = await self._append((), request_id, ttl_ms)
+        receipt = await self._append((), request_id, ttl_ms, patience_ms)
         key, token = str(receipt.results[0]), receipt.version
         lease = leases.keep(scope, key, ttl_ms, sent_at)
         try:
@@ -277,12 +282,16 @@ class Wanted:
                 await self._leave(lease)
             raise
 
-    async def _append(self, conditions: tuple[Condition, ...], request_id: str | None, ttl_ms: int) -> Receipt:
+    async def _append(
+        self, conditions: tuple[Condition, ...], request_id: str | None, ttl_ms: int, patience_ms: int = 0
+    ) -> Receipt:
         """Append oneself to the line. Who goes away before it is known whether that was done takes it back."""
         scope = self.scope
         sized = self._as_agreed()
         push = Push(self._prefix, encode(self._place()), ttl_ms)
         batch = scope.batch((push,), (*conditions, *sized), request_id)
+        if patience_ms:
+            batch = replace(batch, patience_ms=patience_ms)
         try:
             receipt = await scope.sent(batch)
         except Conflict as conflict:
@@ -416,6 +425,11 @@ class Wanted:
             condition="turn",
             actual=first,
         )
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nobody else can have it at the same time."""
+        return not self.shared and self.size == 1
 
     @property
     def _is_sized(self) -> bool:

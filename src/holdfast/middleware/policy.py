@@ -65,7 +65,6 @@ from holdfast.middleware.verbs import (
     claims,
     claims_in_line,
     demands,
-    joins_a_line,
     readable,
     reading,
     renews,
@@ -164,7 +163,7 @@ class PolicedEngine:
         flight.land()
         return receipt
 
-    def submit(self, space: str, batch: Batch, reply: Reply, *, patient: bool = False) -> bool:
+    def submit(self, space: str, batch: Batch, reply: Reply) -> bool:
         """`commit` without a coroutine (`offers.Submits`), for what is sent most."""
         quick = self._quick
         if quick is None:
@@ -174,9 +173,8 @@ class PolicedEngine:
             flight = self._take_place(space, batch, reply)
             if flight is None:
                 return False
-            patient = patient or joins_a_line(batch)
         try:
-            quick.submit(space, flight.sent, flight, patient=patient)
+            quick.submit(space, flight.sent, flight)
         except Conflict as conflict:
             flight.set_exception(conflict)
         except BaseException as exc:

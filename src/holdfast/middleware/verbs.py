@@ -247,20 +247,6 @@ def renews(batch: Batch) -> bool:
     return bool(batch.operations) and all(type(op) is Touch for op in batch.operations)
 
 
-def joins_a_line(batch: Batch) -> bool:
-    """Whether this takes a place behind others, and can wait: of a lock or an election, not on condition that it is free.
-
-    Only as the library says it, under an id of its own; whoever repeats a request may be the first in an empty line.
-    """
-    op = batch.operations[0]
-    return (
-        type(op) is Push
-        and batch.fresh
-        and op.prefix.startswith(("locks/lock/", "locks/election/"))
-        and not any(type(condition) is Empty for condition in batch.conditions)
-    )
-
-
 def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     """What must hold for the batch to change nothing that is another's. Misplaced when it never can."""
     conditions: list[Condition] = []
