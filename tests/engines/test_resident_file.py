@@ -547,3 +547,21 @@ async def test_who_watches_something_else_costs_no_memory_and_misses_nothing(tmp
         assert (await following).version == told.version
         assert (await anext(watching)).version == later.version
     await engine.close()
+
+
+async def test_a_disk_that_fails_while_the_store_is_opened_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is read last: it was read outside of where errors of the driver become ours."""
+    await (await ResidentEngine.open(tmp_path / "team.db")).close()
+
+    def failing(execute: object) -> int:
+        error = apsw.IOError("disk I/O error")
+        error.extendedresult = apsw.SQLITE_IOERR_READ
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(resident_file, "first_revision", failing)
+        with pytest.raises(Unavailable, match=r"team\.db"):
+            await ResidentEngine.open(tmp_path / "team.db")
+    await (await ResidentEngine.open(tmp_path / "team.db")).close()

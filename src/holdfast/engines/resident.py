@@ -42,7 +42,7 @@ from holdfast.engines.resident_feed import ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, copy_file, translating
-from holdfast.engines.sqlite_rows import Execute, first_revision
+from holdfast.engines.sqlite_rows import Execute
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.offers import Replies, Reply
 
@@ -93,7 +93,7 @@ class ResidentEngine:
         self._lock = lock
         self._link = opened.link
         self._reader: apsw.Connection | None = None
-        self.first_revision = first_revision(opened.link.execute)
+        self.first_revision = opened.first_revision
         self._spaces = {space.name: space for space in opened.spaces if not space.dropped}
         self._dropped = {space.name: space for space in opened.spaces if space.dropped}
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.

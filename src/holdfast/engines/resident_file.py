@@ -18,7 +18,7 @@ import apsw
 
 from holdfast.engines.resident_space import DamagedRows, Link, ResidentSpace, load_spaces
 from holdfast.engines.sqlite_file import FileLock, boot_id, connect, prepare, translating
-from holdfast.engines.sqlite_rows import first_row
+from holdfast.engines.sqlite_rows import first_revision, first_row
 from holdfast.errors import Damaged, Unavailable
 
 CLAIM_WAIT_S: Final = 2.0
@@ -36,6 +36,8 @@ class Opened(NamedTuple):
     spaces: list[ResidentSpace]
     data_version: int
     """As this connection sees it; it changes when another one writes."""
+    first_revision: int
+    """Where new spaces begin."""
 
 
 async def claim(path: Path, lock: FileLock) -> None:
@@ -65,10 +67,11 @@ def open_file(path: Path, seconds: Callable[[], float]) -> Opened:
                 _check(path, connection, seconds)
             spaces = load_spaces(link)
             data_version = int(first_row(link.execute, "PRAGMA data_version")[0])
+            first = first_revision(link.execute)
             # Loading is faster through the map. From here on it would count as this process's memory, for nothing.
             connection.pragma("mmap_size", 0)
             connection.wal_autocheckpoint(0)  # `resident_log.py` does that
-        return Opened(link, spaces, data_version)
+        return Opened(link, spaces, data_version, first)
     except (DamagedRows, UnicodeDecodeError) as exc:
         connection.close()
         raise Damaged(f"{path} is damaged ({exc}); restore it from a backup") from exc
