@@ -185,7 +185,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     not ask whether it was answered before. It can be repeated all the same, without `fresh`.
 
     `patience_ms` says that the sender would rather go with somebody else's commit than have an fsync of its own, and waits so
-    long for one. An engine that groups commits heeds it, up to PATIENCE_MS_MAX; for the others it means nothing.
+    long for one. An engine that groups commits heeds it, up to PATIENCE_MS_MAX, and one that sends them to a keeper for a
+    moment; for the others it means nothing.
     """
 
     actor: str

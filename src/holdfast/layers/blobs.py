@@ -135,8 +135,7 @@ class Blobs:
             )
         upload = _Upload(self._uploads / new_id())
         try:
-            await self._io(_make_root, self.root)
-            await self._io(upload.begin)
+            await self._io(self._begin, upload)
             async with aclosing(self._chunks(data)) as chunks:
                 async for chunk in chunks:
                     await self._io(upload.write, chunk)
@@ -145,6 +144,10 @@ class Blobs:
             return ref
         finally:
             await self._io(upload.discard)
+
+    def _begin(self, upload: _Upload) -> None:
+        _make_root(self.root)
+        upload.begin()
 
     async def _publish(self, upload: _Upload, ref: BlobRef) -> None:
         path = self._path(ref.sha256)

@@ -15,9 +15,9 @@ is not shared: it neither breaks the line for others nor makes room in it. What 
 
 A process that has somebody waiting in a line keeps a copy of it and follows what the feed tells of it, once however many
 wait; of other lines it hears nothing. A change that makes it a local waiter's turn wakes that one and nobody else, without
-a read; so does the answer to whoever leaves the line here, which comes a little earlier. Expiries are in the feed only when somebody sweeps, so a line is also looked at anew when the first lease of those
-in turn should have ended. A line that nobody waits in any more is followed for a moment longer: where there was a waiter
-there will soon be another.
+a read; so does the answer to whoever leaves the line here, which comes a little earlier. Expiries are in the feed only when
+somebody sweeps, so a line is also looked at anew when the first lease of those in turn should have ended. A line that nobody
+waits in any more is followed for a moment longer: where there was a waiter there will soon be another.
 """
 
 from __future__ import annotations
