@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import apsw
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, elapsed_s
 from holdfast.engine import Batch, Receipt
 from holdfast.engines.evaluation import Group
 from holdfast.engines.grouping import Outcome, Together, Turns, Waiting, answer, revise
@@ -198,11 +198,11 @@ class GroupCommit:
         done = self._write_group(items)
         if not done:
             return items
-        began = self._loop.time()
+        began = elapsed_s()
         error = self._commit_rows()
         if items[0].durability == "sync":
             # About the median, however long the longest take: a step towards each one that is measured.
-            self._commit_s *= 1.1 if self._loop.time() - began > self._commit_s else 0.9
+            self._commit_s *= 1.1 if elapsed_s() - began > self._commit_s else 0.9
         return self._settle(items, done, error)
 
     def _write_group(self, items: list[Waiting]) -> list[Done]:

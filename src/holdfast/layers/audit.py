@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from holdfast.clock import Instant, instant_ms
+from holdfast.clock import Instant, elapsed_s, instant_ms
 from holdfast.codec import decode, encode
 from holdfast.engine import (
     SCAN_MAX,
@@ -218,13 +218,12 @@ class Audit:
         """
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InvalidInput(f"share must be a part of the time, more than 0 and at most 1, not {share!r:.60}")
-        loop = asyncio.get_running_loop()
         consumer = Consumer(self._engine, self._space, HEAD)
         found = await self._engine.spaces(self._space)
         goal = found[0].revision if found else 0
         sealed, reading = 0, _Reading(self._engine, self._space)
         while True:
-            step, cursor, began = consumer.version, await consumer.load(), loop.time()
+            step, cursor, began = consumer.version, await consumer.load(), elapsed_s()
             try:
                 segment = await self._next_segment(consumer, reading, cursor_revision(cursor), goal)
                 if segment is None:
@@ -236,7 +235,7 @@ class Audit:
             quiet = consumer.version == step + 1  # nothing was committed between the last two segments
             if share < 1 and not quiet:
                 behind_ms = self._scope.clock.now_ms() - segment.records[-1].at
-                await asyncio.sleep((loop.time() - began) * (1 / pressed(share, behind_ms) - 1))
+                await asyncio.sleep((elapsed_s() - began) * (1 / pressed(share, behind_ms) - 1))
 
     async def _next_segment(self, consumer: Consumer, reading: _Reading, after: int, goal: int) -> Segment | None:
         previous, now = str(consumer.state.get("hash", GENESIS)), self._scope.clock.now_ms()
