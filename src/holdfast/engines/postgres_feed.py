@@ -4,7 +4,7 @@ A commit is handed to the watchers of its own process directly (`feed_tail.py`).
 with the space and its revision, which is no part of its transaction, because a NOTIFY holds a lock of the whole database until
 that ends. There is at most one per RING_S and engine, for all that was committed since the last, and none while nobody else listens: a
 listener holds a shared advisory lock, and who rings tries to take it, on the connection it listens with itself, whose own lock does not
-count. Whoever misses a ring, because a connection broke or a listener had just come, finds the change by asking every POLL_S.
+count. Whoever misses a ring, because a connection broke or a listener had just come, finds the change by asking every POLL_S; while it has no connection to listen on, every POLL_DEAF_S.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ RING_MAX: Final = 200
 """Spaces one ring tells of: a NOTIFY has less than 8,000 bytes. Those left out are found by asking."""
 QUIET_S: Final = 0.1
 """The pause after a ring that nobody was there to hear."""
-POLL_S: Final = 0.25
+POLL_S: Final = 0.5
+"""While it listens: whoever commits may die before it rings."""
+POLL_DEAF_S: Final = 0.25
 AGAIN_S: Final = 1.0
 """The pause before a listener that lost its connection tries again."""
 FEED_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -154,7 +156,7 @@ class Bell:
     async def _poll(self) -> None:
         """The safety net, for a ring that was missed."""
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_DEAF_S if self._ear is None else POLL_S)
             if not self.tails:
                 continue
             with contextlib.suppress(Error, Broken, Refused):
