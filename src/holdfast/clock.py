@@ -183,7 +183,11 @@ def optional_ms(value: Duration | None, *, name: str = "ttl") -> int | None:
 
 def wait_ms(wait: Duration | None) -> int | None:
     """How long to wait for something: 0 not at all, None as long as it takes."""
-    return None if wait is None else 0 if wait == 0 else duration_ms(wait, name="wait")
+    if wait is None:
+        return None
+    match = _TEXT.fullmatch(wait) if isinstance(wait, str) else None
+    nothing = wait in (0, timedelta()) if match is None else not float(match[1])
+    return 0 if nothing else duration_ms(wait, name="wait")
 
 
 @lru_cache(maxsize=64)  # most ask for the present moment, several at once

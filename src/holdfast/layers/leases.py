@@ -9,23 +9,32 @@ that outlive what they were set for.
 How it fails. A lease that could not be touched in time is lost: `lost` is set, and nobody tries to revive it. Until when a
 lease is good is reckoned on the local clock from before the touch was sent, so a holder never believes longer than the
 store does; also while a touch is under way that nobody answers. When that clock is set back, all are touched at once. Whoever is
-over its rate with all of them touches fewer at a time from then on.
+over its rate with all of them touches fewer at a time from then on; where one of them may not be touched, the others are
+touched without it. To give up a lease is to delete its entry, and that is tried until the store has answered or the lease is
+over (`insist`), whether whoever gives it up stays or goes (`see_to`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 from holdfast.clock import Clock, sleep_or
 from holdfast.engine import OPERATIONS_MAX, Batch, Present, Touch
-from holdfast.errors import Conflict, Error, RateLimitExceeded
+from holdfast.errors import AccessDenied, Conflict, Error, OutcomeUnknown, RateLimitExceeded, Unavailable
 from holdfast.layers.scope import Scope
 
 RENEWALS: Final = 3
 """Touches within a ttl: two may fail."""
+LEAVING_S: Final = 1.0
+"""How long one waits to hear that what one gives up is gone, and a store that is closed for those who do not."""
+AGAIN_MS: Final = 50
+"""The pause before what did not reach the store is tried again; twice as long each time, up to AGAIN_MS_MAX."""
+AGAIN_MS_MAX: Final = 2_000
+
+T = TypeVar("T")
 
 log = logging.getLogger("holdfast.leases")
 
@@ -38,6 +47,8 @@ class Lease:
         self.key = key
         self.ttl_ms = ttl_ms
         """By how much the next touch extends it."""
+        self.turn_ms: int | None = None
+        """Of one who waits: the ttl it is to have from its turn on. None where that is the ttl it has."""
         self.good_until = good_until
         """By the local clock."""
         self.renew_at = good_until - ttl_ms + ttl_ms // RENEWALS
@@ -66,6 +77,12 @@ class Lease:
         self.good_until = max(self.good_until, sent_at + min(ttl_ms, self.ttl_ms))
         self.renew_at = sent_at + ttl_ms // RENEWALS
 
+    def begun(self, sent_at: int) -> None:
+        """Its turn has come, and whoever was before it has touched it with the whole ttl."""
+        if self.turn_ms is not None:
+            self.ttl_ms, self.turn_ms = self.turn_ms, None
+            self.renewed(sent_at, self.ttl_ms)
+
     def written(self, sent_at: int, ttl_ms: int) -> None:
         """Its entry was written, with this ttl."""
         sent_at = min(sent_at, self.scope.clock.now_ms())
@@ -92,6 +109,8 @@ class Leases:
         """How many are touched by one batch."""
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Those aside that give something up."""
 
     def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
         """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
@@ -124,7 +143,9 @@ class Leases:
         self._kept.discard(lease)
 
     async def close(self) -> None:
-        """Stop. What is still held ends when its ttl is over."""
+        """Stop. What is still held ends when its ttl is over; what was given up has a moment to be gone."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=LEAVING_S)
         ending = [*self._aside, *([] if self._task is None else [self._task])]
         for task in ending:
             task.cancel()
@@ -158,11 +179,38 @@ class Leases:
             lease.good_until -= by
             lease.renew_at = now
 
-    def aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def aside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do this about a lease while its holder goes on; it ends when this is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        return task
+
+    def give_up(self, leaving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do this about something that nobody wants any more, whether whoever had it stays or goes."""
+        task = self.aside(leaving)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
+
+    async def see_to(self, leaving: Coroutine[Any, Any, None]) -> None:
+        """The same, and wait a moment for it."""
+        await asyncio.wait((self.give_up(leaving),), timeout=LEAVING_S)
+
+    async def insist(self, commit: Callable[[], Awaitable[T]], until: int) -> T:
+        """Try this until the store has answered, or the time has come; what more tries do not mend is raised at once."""
+        pause_ms = AGAIN_MS
+        while True:
+            try:
+                return await commit()
+            except (Unavailable, OutcomeUnknown, RateLimitExceeded) as exc:
+                if isinstance(exc, RateLimitExceeded):
+                    pause_ms = max(pause_ms, int(exc.retry_after * 1000) + 1)
+                now = self._clock.now_ms()
+                if now + pause_ms >= until:
+                    raise
+            await self._clock.sleep_until(now + pause_ms)
+            pause_ms = min(2 * pause_ms, AGAIN_MS_MAX)
 
     async def _renew(self, leases: list[Lease]) -> None:
         try:
@@ -173,7 +221,7 @@ class Leases:
             self._changed.set()
 
     async def _touch(self, leases: list[Lease]) -> None:
-        """Touch them in one batch. One that has ended is taken out, and the others are touched again."""
+        """Touch them in one batch. One that has ended is taken out, and the others are touched again; so are those that may be."""
         scope = leases[0].scope
         while leases:
             sent_at = self._clock.now_ms()
@@ -188,6 +236,11 @@ class Leases:
                 leases = [lease for lease in leases if lease not in ended and lease in self._kept]
                 continue
             except Error as exc:
+                if isinstance(exc, AccessDenied) and len(leases) > 1:
+                    half = len(leases) // 2
+                    await self._touch(leases[:half])
+                    leases = leases[half:]
+                    continue
                 soon = [lease.ttl_ms // RENEWALS // 4 + 1 for lease in leases]
                 if isinstance(exc, RateLimitExceeded):
                     self._together = max(1, len(leases) // 2)

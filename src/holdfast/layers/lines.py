@@ -36,6 +36,7 @@ from holdfast.codec import decode, integer
 from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
 from holdfast.errors import AccessDenied, Compacted, Error
 from holdfast.keys import Subspace
+from holdfast.layers.leases import Lease
 
 LOCKS: Final = Subspace("locks")
 PERMITS: Final = Subspace("permits")
@@ -125,6 +126,8 @@ class Line:
         """When to look at it again: when the first lease of those in turn should end, as far as the clocks agree."""
         self.turns: dict[str, asyncio.Event] = {}
         """Local waiters."""
+        self.leases: dict[str, Lease] = {}
+        """What keeps their places alive."""
         self.idle_at = 0
         """Until when it is followed although nobody waits here."""
         self.following: asyncio.Task[None] | None = None
@@ -217,6 +220,13 @@ class Lines:
             line.apply(version, Change("delete", key, False))
             line.wake(self._clock.now_ms())
 
+    def heir(self, prefix: str, key: str) -> Lease | None:
+        """Who is alone in turn when this first one has left, if it waits here."""
+        line = self._lines.get(prefix)
+        if line is None or not line.turns or len(line.places) < 2 or line.places.peekitem(0)[0] != key:
+            return None
+        return line.leases.get(line.places.peekitem(1)[0])
+
     async def _read(self, line: Line) -> None:
         """Who stands in a line now."""
         now = self._clock.now_ms()  # from before: what ends while it is being read is looked at again
@@ -229,12 +239,13 @@ class Lines:
         self._changed.set()
 
     @asynccontextmanager
-    async def standing(self, prefix: str, key: str, size: int, turn: asyncio.Event) -> AsyncIterator[None]:
-        """As long as this lasts: `turn` is set when it is the turn of this key. Its owner keeps its entry alive."""
-        line = self._lines.get(prefix)
+    async def standing(self, prefix: str, lease: Lease, size: int, turn: asyncio.Event) -> AsyncIterator[None]:
+        """As long as this lasts: `turn` is set when it is the turn of this place, which its owner keeps alive."""
+        line, key = self._lines.get(prefix), lease.key
         if line is None:
             line = self._lines[prefix] = Line(prefix, size)
-        line.turns[key] = turn
+        line.size = size  # it may have been agreed on anew since somebody stood here
+        line.turns[key], line.leases[key] = turn, lease
         try:
             loop = asyncio.get_running_loop()
             if self._looking is None:
@@ -246,7 +257,7 @@ class Lines:
             line.wake(self._clock.now_ms())
             yield
         finally:
-            del line.turns[key]
+            del line.turns[key], line.leases[key]
             if not line.turns:
                 line.idle_at = self._clock.now_ms() + LINGER_MS
                 if line.idle_at < self._look_at:

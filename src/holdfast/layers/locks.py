@@ -5,20 +5,21 @@
 
 To acquire is to append an entry of one's own to the line and to wait until it is one's turn; to hold is to keep that entry
 alive; to release is to delete it. Whoever wants something alone first tries to append on condition that the line is empty
-(`Empty`): then it holds it, in one commit. To be first in the line is to hold it, so who has waited begins when the feed tells
-that those before it are gone and its own lease is good; that its turn has begun is written meanwhile. `guard.space` is a
+(`Empty`): then it holds it, in one commit. To be first in the line is to hold it, as long as one's lease is good: a guard is given
+only to whom its lease was extended by the whole ttl. Who leaves extends that of who comes after it here, in the same commit;
+who has waited for somebody elsewhere extends its own before it begins. `guard.space` is a
 view of the space whose every write is conditional on that entry, so a holder that was paused past its ttl can write nothing
 any more: the store refuses it with LeaseLost. `guard.token` is the version at which the entry was made: it grows from
 holder to holder, for systems outside that fence by number.
 
 Who waits keeps its place alive with a short lease (WAITING_MS), so that one that was killed is soon skipped, and has its
-whole ttl from the moment its turn begins. Whoever is handed something holds it with a whole ttl, but for who has waited and
-renews: until the note that its turn has begun is written, or its next renewal, `expires_at` tells the end of the short lease.
+whole ttl from the moment its turn begins.
 
 How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it is somebody else's turn, and `wait="2s"`
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
-of the block, unless the block raised something itself. A release that does not reach the store is logged: the lease ends
-by itself. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be reached. The
+of the block, unless the block raised something itself. A release that does not reach the store is logged, and tried until
+it does or the lease is over. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be
+reached, and does not wait for one that is silent. The
 number of permits is stored at first use; another number later is InvalidInput.
 
 Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
@@ -66,7 +67,7 @@ from holdfast.errors import (
 )
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
-from holdfast.layers.leases import Lease
+from holdfast.layers.leases import LEAVING_S, Lease
 from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of, read_line
 from holdfast.layers.scope import Scope
 
@@ -97,6 +98,7 @@ class Guard:
         self.token = token
         self._acquired_at = acquired_at
         self._beginning: asyncio.Handle | None = None
+        self._released = False
 
     @cached_property
     def space(self) -> Space:
@@ -121,10 +123,10 @@ class Guard:
     @property
     def lost(self) -> bool:
         """Whether it is known to have been lost."""
-        return self._lease.lost.is_set()
+        return self._lease.lost.is_set() and not self._released
 
     async def until_lost(self) -> None:
-        """Return when it is lost."""
+        """Return when it is lost, or was released."""
         await self._lease.lost.wait()
 
     async def renew(self) -> None:
@@ -143,24 +145,30 @@ class Guard:
     def begin(self) -> None:
         """Write that one's turn has begun, unless it is over before the event loop gets to it."""
         lease, leases = self._lease, self._wanted.coordination.leases
-        lease.ttl_ms = self._wanted.ttl_ms  # of every renewal from now on, whether the note gets there or not
         note = self._wanted.note_turn
         self._beginning = asyncio.get_running_loop().call_soon(lambda: leases.aside(note(lease, self.token)))
 
     async def release(self) -> None:
-        """Give it up; LeaseLost if it was over already."""
-        lease = self._lease
+        """Give it up; LeaseLost if it was over already. What was given up once is not given up again."""
+        if self._released:
+            return
+        lease, wanted = self._lease, self._wanted
         if self._beginning is not None:
             self._beginning.cancel()
-        self._wanted.coordination.leases.release(lease)
+        wanted.coordination.leases.release(lease)
         try:
-            receipt = await lease.scope.unguarded().commit((Delete(lease.key),))
+            receipt = await wanted.hand_over(lease)
         except asyncio.CancelledError:  # it may not have been sent yet
-            await self._wanted._leave(lease)
+            await wanted.leave(lease)
             raise
-        self._wanted.left(lease, receipt.version)
-        if receipt.results != [True]:
-            lease.lose()
+        except Error:
+            wanted.coordination.leases.give_up(wanted.step_out(lease))
+            raise
+        wanted.left(lease, receipt.version)
+        was_held = receipt.results[0] is True
+        self._released = was_held
+        lease.lose()
+        if not was_held:
             raise self._lost()
 
     def _lost(self) -> LeaseLost:
@@ -209,13 +217,12 @@ class Wanted:
 
         With a request id it may be repeated, one after the other, and is granted once.
         """
-        if self._is_sized:
-            await self._agree_on_size()
+        await self._as_agreed()
         clock = self.scope.clock
         deadline = None if self.wait_ms is None else clock.now_ms() + self.wait_ms
         guard = await self._come_first() if request_id is None else None
         attempts = count()
-        while guard is None:
+        while guard is None or (request_id is None and not await self._is_good(guard, deadline)):
             attempt = next(attempts)
             if request_id is not None and attempt == ATTEMPTS_MAX:
                 raise LockAcquisitionError(
@@ -225,6 +232,19 @@ class Wanted:
             guard = await self._stand_in_line(deadline, None if request_id is None else f"{request_id}#{attempt}")
         self.coordination.leases.granted(guard._lease)
         return guard
+
+    async def _is_good(self, guard: Guard, deadline: int | None) -> bool:
+        """Whether what was granted is still held: who was paused until the answer came may have lost it to another."""
+        lease, now = guard._lease, self.scope.clock.now_ms()
+        if lease.good_until > now:
+            return True
+        self.coordination.leases.lose(lease)
+        await self.leave(lease)
+        if deadline is not None and now >= deadline:
+            raise LockAcquisitionError(
+                f"{self.called} was not acquired: its lease of {self.ttl_ms / 1000:g} s was over when the answer came; try again, with a longer ttl"
+            )
+        return False
 
     async def _come_first(self) -> Guard | None:
         """Hold it, if nobody is there, in one commit; None when one has to stand in line, or may share it."""
@@ -252,6 +272,8 @@ class Wanted:
         follows = mine and self.wait_ms != 0 and lines.follows(self._prefix)
         ttl_ms = self.ttl_ms if mine and not follows and not self._is_alone else self.waiting_ms
         patience_ms = JOINING_MS if mine and self._is_alone and self.wait_ms != 0 and lines.crowded(self._prefix) else 0
+        if mine and self.wait_ms == 0 and not self._is_alone:
+            await self._see_room()
         sent_at = scope.clock.now_ms()
         receipt = await self._append((), request_id, ttl_ms, patience_ms)
         key, token = str(receipt.results[0]), receipt.version
@@ -279,15 +301,22 @@ class Wanted:
         except BaseException:
             leases.release(lease)
             if mine:
-                await self._leave(lease)
+                await self.leave(lease)
             raise
+
+    async def _see_room(self) -> None:
+        """Refuse who would not wait and finds no room, before it is in the way of others who would."""
+        line = await self._line()
+        places = [(entry.key, place_of(entry.value)) for entry in line]
+        if "" not in in_turn(iter([*places, ("", self._place())]), self.size):
+            raise self._refused(line, "")
 
     async def _append(
         self, conditions: tuple[Condition, ...], request_id: str | None, ttl_ms: int, patience_ms: int = 0
     ) -> Receipt:
         """Append oneself to the line. Who goes away before it is known whether that was done takes it back."""
         scope = self.scope
-        sized = self._as_agreed()
+        sized = await self._as_agreed()
         push = Push(self._prefix, encode(self._place()), ttl_ms)
         batch = scope.batch((push,), (*conditions, *sized), request_id)
         if patience_ms:
@@ -297,26 +326,28 @@ class Wanted:
         except Conflict as conflict:
             if not sized or conflict.key != sized[0].key:
                 raise
-            del self.coordination.sizes[f"{scope.space} {conflict.key}"]  # whoever deleted it may have wanted another
-            await self._agree_on_size()
-            return await self._append(conditions, request_id, ttl_ms)
+            self.coordination.sizes.pop(
+                f"{scope.space} {conflict.key}", None
+            )  # whoever deleted it may have wanted another
+            return await self._append(conditions, request_id, ttl_ms, patience_ms)
         except OutcomeUnknown:
             if request_id is None:
-                self.coordination.leases.aside(self._take_back(batch))
+                self.coordination.leases.give_up(self._take_back(batch))
             raise
         except asyncio.CancelledError:
             if request_id is None:
-                await self._take_back(batch)
+                await self.coordination.leases.see_to(self._take_back(batch))
             raise  # under a request id it may be somebody's who asked before, and is found when it is asked again
         scope.session.saw(receipt.version)
         return receipt
 
     async def _take_back(self, batch: Batch) -> None:
         """Leave a place that may have been made: the same request again tells where it is."""
-        scope = self.scope
+        scope, leases = self.scope, self.coordination.leases
+        again, until = replace(batch, fresh=False, patience_ms=0), scope.clock.now_ms() + self.ttl_ms
         try:
-            receipt = await scope.sent(Batch(batch.actor, batch.operations, batch.conditions, batch.request_id))
-            await scope.unguarded().commit((Delete(str(receipt.results[0])),))
+            receipt = await leases.insist(lambda: scope.sent(again), until)
+            await leases.insist(lambda: scope.unguarded().commit((Delete(str(receipt.results[0])),)), until)
         except (Conflict, LeaseLost):
             pass  # it was not made
         except Error as exc:
@@ -333,40 +364,55 @@ class Wanted:
         entries, _ = await read_line(self.scope.engine, self.scope.space, self._prefix, limit)
         return entries
 
+    async def _line_at_once(self) -> list[Entry] | None:
+        """The same, unless the store keeps one waiting."""
+        try:
+            async with asyncio.timeout(LEAVING_S):
+                return await self._line()
+        except (TimeoutError, Error):
+            return None
+
     async def _wait(self, lease: Lease, deadline: int | None) -> bool:
         """Until it is one's turn; False when one's place was lost."""
         news = asyncio.Event()
         lease.tell(news)
         lines = self.coordination.lines(self.scope)
-        async with lines.standing(self._prefix, lease.key, self.size, news):
+        async with lines.standing(self._prefix, lease, self.size, news):
             if not await sleep_or(self.scope.clock, deadline, news):
-                raise self._refused(await self._line(), f" after {(self.wait_ms or 0) / 1000:g} s")
+                raise self._refused(await self._line_at_once(), f" after {(self.wait_ms or 0) / 1000:g} s")
         if lines.closed:
             raise Unavailable(f"the store was closed while {self.called} was waited for; it is not held")
         if lease.lost.is_set():
-            await self._leave(lease)  # by the store's clock it may still be there, and stand before the next one
+            await self.leave(lease)  # by the store's clock it may still be there, and stand before the next one
             return False
         return True
 
     async def _take_over(self, lease: Lease, token: int, deadline: int | None) -> Guard | None:
-        """Wait for one's turn and begin; None when one's place was lost.
-
-        Nobody gets before a place that is there, so it is one's turn as long as the lease is good.
-        """
-        leases, clock = self.coordination.leases, self.scope.clock
+        """Wait for one's turn and begin, with the whole ttl; None when one's place was lost."""
+        lease.turn_ms = self.ttl_ms
         if not await self._wait(lease, deadline):
             return None
-        if not leases.renews:  # nobody would extend it later
-            since = await self._begin(lease, token, None)
+        if lease.turn_ms is not None:  # who left before did not do it
+            leases = self.coordination.leases
+            since = await leases.insist(lambda: self._begin(lease, token, None), lease.good_until)
             return None if since is None else Guard(self, lease, token, since)
-        now = clock.now_ms()
-        if lease.good_until <= now:
-            leases.lose(lease)
-            await self._leave(lease)
-            return None
-        guard = Guard(self, lease, token, now)
+        guard = Guard(self, lease, token, self.scope.clock.now_ms())
         guard.begin()
         return guard
+
+    async def hand_over(self, lease: Lease) -> Receipt:
+        """Leave; who waits here and is next has its whole ttl from then on, by the same commit."""
+        scope, gone = lease.scope.unguarded(), Delete(lease.key)
+        heir = self.coordination.lines(self.scope).heir(self._prefix, lease.key) if self._is_alone else None
+        if heir is None or heir.turn_ms is None or (heir.scope.engine, heir.scope.actor) != (scope.engine, scope.actor):
+            return await scope.commit((gone,))
+        sent_at = scope.clock.now_ms()
+        try:
+            receipt = await scope.commit((gone, Touch(heir.key, heir.turn_ms)))
+        except Conflict:  # it has just gone
+            return await scope.commit((gone,))
+        heir.begun(sent_at)
+        return receipt
 
     async def note_turn(self, lease: Lease, token: int) -> None:
         """Write that it is held from now on; its lease begins anew."""
@@ -402,21 +448,32 @@ class Wanted:
         """The place is gone since this version: who waits here may be next."""
         self.coordination.lines(self.scope).left(self._prefix, lease.key, version)
 
-    async def _leave(self, lease: Lease) -> None:
-        """Step out of the line."""
+    async def leave(self, lease: Lease) -> None:
+        """Step out of the line, and do not wait long for a store that does not answer."""
+        await self.coordination.leases.see_to(self.step_out(lease))
+
+    async def step_out(self, lease: Lease) -> None:
+        """Step out of the line, in as many tries as it takes while there is a place to leave."""
+        scope = self.scope.unguarded()
         try:
-            receipt = await self.scope.unguarded().commit((Delete(lease.key),))
+            receipt = await self.coordination.leases.insist(
+                lambda: scope.commit((Delete(lease.key),)), lease.good_until
+            )
             self.left(lease, receipt.version)
         except Error as exc:
-            log.warning("the place in the line for %s ends by itself in %d ms: %s", self.called, lease.ttl_ms, exc)
+            log.warning(
+                "the place in the line for %s ends by itself, in %d ms at most: %s", self.called, lease.ttl_ms, exc
+            )
 
     def _place(self, token: int | None = None) -> Place:
         return Place(self.scope.instance, self.units, self.shared, token)
 
-    def _refused(self, line: list[Entry], after: str) -> LockAcquisitionError:
-        turns = set(in_turn(((entry.key, place_of(entry.value)) for entry in line), self.size))
-        owners = sorted({entry.owner for entry in line if entry.key in turns})
-        holders = ", ".join(owners) or "somebody who has just left"
+    def _refused(self, line: list[Entry] | None, after: str) -> LockAcquisitionError:
+        """Not one's turn; None where the line could not be read."""
+        turns = set(in_turn(((entry.key, place_of(entry.value)) for entry in line or ()), self.size))
+        owners = sorted({entry.owner for entry in line or () if entry.key in turns})
+        nobody = "somebody, and the store does not answer" if line is None else "somebody who has just left"
+        holders = ", ".join(owners) or nobody
         first = line[0] if line else None
         advice = "wait longer, or try again later" if after else "name a time with wait= to stand in line"
         return LockAcquisitionError(
@@ -435,15 +492,10 @@ class Wanted:
     def _is_sized(self) -> bool:
         return self.kind in ("semaphore", "pool")
 
-    def _as_agreed(self) -> tuple[VersionIs, ...]:
-        """That the size is still the one that was agreed on."""
+    async def _as_agreed(self) -> tuple[VersionIs, ...]:
+        """The size that was agreed on, as a condition: the first user stores it; everybody else must name the same."""
         if not self._is_sized:
             return ()
-        key = PERMITS.key(self.kind, self.name)
-        return (VersionIs(key, self.coordination.sizes[f"{self.scope.space} {key}"][1]),)
-
-    async def _agree_on_size(self) -> None:
-        """The first user stores the size; everybody else must name the same."""
         key = PERMITS.key(self.kind, self.name)
         known = self.coordination.sizes.get(f"{self.scope.space} {key}")
         if known is None or known[0] != self.size:  # it may have been deleted since
@@ -464,6 +516,7 @@ class Wanted:
             raise InvalidInput(
                 f"{self.called} has {known[0]} permits since its first use; it cannot be used with {self.size}"
             )
+        return (VersionIs(key, known[1]),)
 
     async def __aenter__(self) -> Guard:
         guard = await self.acquire()
@@ -478,18 +531,25 @@ class Wanted:
         self._held.setdefault(by, []).append(guard)
 
     async def _left(self, by: Hashable, exc: BaseException | None) -> None:
-        """The block that began last has ended: of this task, or, when it was begun by another one, at all."""
-        by = by if by in self._held else next(reversed(self._held))
+        """The block that began last has ended: of this task, or, when it was begun by another one, the only one there is."""
+        if by not in self._held:
+            if len(self._held) != 1:
+                raise InvalidInput(
+                    f"{self.called} was entered by {len(self._held)} tasks with one object, and is left by another, so nobody knows which "
+                    "of them has ended: make an object for each block, or use acquire() and release()"
+                )
+            [by] = self._held
         guard = self._held[by].pop()
         if not self._held[by]:
             del self._held[by]
         try:
             await guard.release()
-        except LeaseLost:
+        except LeaseLost as lost:
             if exc is None:
                 raise
+            exc.add_note(str(lost))
         except Error as failure:
-            log.warning("the release of %s did not reach the store; it ends by itself: %s", self.called, failure)
+            log.warning("the release of %s did not reach the store; it is tried again: %s", self.called, failure)
 
 
 class Pool:
@@ -508,6 +568,7 @@ class Pool:
     async def available(self) -> int:
         """How many units nobody has at the moment."""
         wanted = self._wanted(1, None, 0)
+        await wanted._as_agreed()
         places = {entry.key: place_of(entry.value) for entry in await wanted._line()}
         return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
 
