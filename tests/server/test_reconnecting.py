@@ -182,6 +182,27 @@ async def test_a_silent_keeper_is_given_up(running: Running, proxy: Proxy, monke
     assert client._client._line is not line
 
 
+async def test_a_connection_that_went_dead_is_given_up_soon_while_somebody_waits_for_an_answer(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await running.client()
+    link = client._client
+    line = link._line
+    assert line is not None
+    monkeypatch.setattr(line, "heard_at", line.heard_at - remote_link.ANSWER_S - 1)
+    link.look()
+    assert link._line is line, "nobody waits: there is time"
+    monkeypatch.setattr(line, "write", lambda data, patient=False: None)  # nothing gets through any more
+    waiting = asyncio.ensure_future(client.get(SPACE, ["records/a"]))
+    await asyncio.sleep(0)
+    link.look()
+    assert link._line is line, "it was asked only now"
+    monkeypatch.setattr(line, "mute_since", line.mute_since - remote_link.ANSWER_S - 1)
+    link.look()
+    assert await asyncio.wait_for(waiting, DEADLINE_S) == [None]
+    assert link._line is not line
+
+
 async def test_many_requests_at_once_survive_a_broken_connection(running: Running, proxy: Proxy) -> None:
     client = await running.client(port=proxy.port)
     rng = random.Random(2)

@@ -70,6 +70,8 @@ PING_S: Final = 10.0
 """After so long a silence the client asks whether anybody is there."""
 SILENCE_S: Final = 30.0
 """After so long a silence the connection is given up."""
+LOOK_S, ANSWER_S = 2.5, 6.0
+"""How often that is looked at, and what counts while somebody waits for an answer: a lease of 30 s survives a connection that went dead."""
 CLOSE_S: Final = 10.0
 WAITING_MAX: Final = 100_000
 """Requests that wait for a connection."""
@@ -459,14 +461,15 @@ class Client:
         )
 
     def look(self) -> None:
-        """Called every few seconds while a connection is open."""
-        line = self._line
-        if line is None:
+        """Called every LOOK_S while a connection is open."""
+        if (line := self._line) is None:
             return
-        silent = self._loop.time() - line.heard_at
-        if silent > SILENCE_S:
+        silent = (now := self._loop.time()) - line.heard_at
+        if not self._asked or silent < LOOK_S:
+            line.mute_since = now
+        if silent > SILENCE_S or now - line.mute_since > ANSWER_S:
             line.abort()
-        elif silent > PING_S:
+        elif silent > PING_S or now > line.mute_since:
             self.say(Ping(0xFFFFFFFF))
 
     async def close(self) -> None:
@@ -507,7 +510,7 @@ class _Line(asyncio.Protocol):
         self._look: asyncio.TimerHandle | None = None
         self._reason = "it was closed by the other side"
         self._heard = False
-        self.heard_at = self._loop.time()
+        self.heard_at = self.mute_since = self._loop.time()
 
     async def greet(self, hello: Hello) -> Welcome:
         self.write(frame(hello))
@@ -537,7 +540,7 @@ class _Line(asyncio.Protocol):
 
     def _check(self) -> None:
         self._client.look()
-        self._look = self._loop.call_later(PING_S / 2, self._check)
+        self._look = self._loop.call_later(LOOK_S, self._check)
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()

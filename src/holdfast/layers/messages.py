@@ -255,6 +255,31 @@ class Message:
             )
             self.forsake()
 
+    async def as_guarded(self) -> Message:
+        """It is to begin, unless what guards this view of the queue was lost. Messages are taken for all views alike, so each is asked for."""
+        scope = self._queue.scope
+        if not scope.guards:
+            return self
+        try:
+            found = await scope.engine.get(scope.space, [guard.key for guard in scope.guards])
+        except BaseException:
+            self.forsake()
+            raise
+        for guard, entry in zip(scope.guards, found, strict=True):
+            if entry is None:
+                await self.hand_on()
+                raise LeaseLost(f"nothing was taken from queue {self.queue!r}: the lease on {guard.key!r} has ended")
+        return self
+
+    async def hand_on(self) -> None:
+        """What this view of the queue is guarded by was lost, so somebody else is to have it, at once."""
+        try:
+            await self._queue.unguarded().commit(*self._ending.ready())
+            self._end()
+        except Error as exc:
+            log.info("message %s of queue %s could not be handed on: %s", self.id, self.queue, exc)
+            self.forsake()
+
     def forsake(self) -> None:
         """Nothing is known to have become of it, and nothing more is done about it: unless it has ended, it is handed out again.
 
@@ -277,6 +302,9 @@ class Message:
             if conflict.key == self.key:
                 self._end()
                 raise lost(self.queue, self.id) from conflict
+            raise
+        except LeaseLost:
+            await self.hand_on()
             raise
         self._end()
         return receipt

@@ -257,6 +257,10 @@ class Queue:
         self.scope.session.saw(receipt.version)
         return receipt
 
+    def unguarded(self) -> Queue:
+        """The same queue, without what this view of it is conditional on."""
+        return Queue(self.scope.unguarded(), self._coordination, self.name, self.options)
+
     # --- reserving ---
 
     def reserve(self, *, wait: Duration | None = 0) -> Reservation:
@@ -273,7 +277,7 @@ class Queue:
         patience = wait_ms(wait)
         deadline = None if patience is None else self.scope.clock.now_ms() + patience
         receiver = self._receiver()
-        return Message(self, receiver, await receiver.receive(deadline))
+        return await Message(self, receiver, await receiver.receive(deadline)).as_guarded()
 
     def handing(self, body: Any, *, priority: int = 0) -> tuple[str, Handing] | None:
         """If somebody of this process, and of this agent, waits: a message that is theirs from the beginning, and its id."""
