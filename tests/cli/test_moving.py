@@ -182,6 +182,17 @@ def test_a_copy_needs_a_source_and_a_target_of_its_own(cli: Cli, folder: Path) -
     assert cli("--store", "copy.db", "get", "n").out == "5\n"
 
 
+def test_a_copy_never_overwrites_a_space_of_the_target(cli: Cli) -> None:
+    cli("--store", "s1.db", "set", "a", "1")
+    cli("--store", "d9.db", "set", "a", "precious")
+    audit = cli("--store", "d9.db", "audit").out
+    assert "nothing was copied" in cli("copy", "s1.db", "d9.db", code=3).err
+    cli("--store", "d9.db", "audit", "seal")
+    assert "nothing was copied" in cli("copy", "s1.db", "d9.db", code=3).err
+    assert cli("--store", "d9.db", "get", "a").out == "precious\n"
+    assert cli("--store", "d9.db", "audit").out == audit
+
+
 @pytest.mark.usefixtures("filled")
 def test_a_backup_is_a_store_like_any_other(cli: Cli, folder: Path) -> None:
     told = cli("backup", "monday.db", "--json").json
