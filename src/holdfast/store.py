@@ -395,12 +395,18 @@ class Store:
 
     async def tidy(self) -> None:
         """Do the background work of every space now: sweep, collect, seal, prune."""
+        from holdfast.layers.caretaker import Steps
+
+        steps = Steps()
         for info in await self.engine.spaces():
-            await self._caretaker.round(info.name)
-            if info.durability == "volatile":
-                await self._caretaker.collect(info.name)
-            else:
-                await self._caretaker.tidy(info.name)
+            with steps.step():
+                await self._caretaker.round(info.name)
+            with steps.step():
+                if info.durability == "volatile":
+                    await self._caretaker.collect(info.name)
+                else:
+                    await self._caretaker.tidy(info.name)
+        steps.done()
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """A consistent copy into a new SQLite file, while others go on writing."""

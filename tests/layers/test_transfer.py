@@ -183,9 +183,7 @@ async def test_a_copy_begins_in_a_space_that_was_only_made(filled: Store, target
     assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
 
 
-async def test_a_copy_goes_into_every_engine_in_parts_and_again(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_a_copy_goes_into_every_engine_in_parts_and_again(store: Store, clock: ManualClock) -> None:
     async with holdfast.open("memory:", clock=clock, background=False) as source:
         for number in range(120):
             await source.space("contoso").records.set(f"k{number:03}", number)
