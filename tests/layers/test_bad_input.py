@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Error, IncompatibleStore, InvalidInput, Retention, Space, Store, Unavailable
+from holdfast import Error, IncompatibleStore, InvalidInput, ManualClock, Retention, Space, Store, Unavailable
 from tests.layers.conftest import everything
 
 BAD_KEYS = {
@@ -164,6 +165,40 @@ def test_a_bad_retention_is_refused() -> None:
         Retention(durable={"mine": {"done": "1h"}})
     with pytest.raises(InvalidInput, match="retention of mine/default"):
         Retention(durable={"mine": {"default": "0s"}})
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"report": "7d"}, "type 'report' is told by state, as in {'report': {'default': '7d'}}, not '7d'"),
+        ({"x": None}, "type 'x' is told by state"),
+        ({"x": [1]}, "type 'x' is told by state"),
+        ({"x": {5: "7d"}}, "type 'x' is told by state"),
+        ({5: {"default": "7d"}}, "a type of a retention is text"),
+        ([1], "a retention is a table such as"),
+        ("", "a retention is a table such as"),
+    ],
+    ids=repr,
+)
+def test_a_retention_that_is_no_table_is_refused_in_words(table: Any, words: str) -> None:
+    for name in ("durable", "volatile"):
+        with pytest.raises(InvalidInput, match=re.escape(words)):
+            Retention(**{name: table})
+
+
+@pytest.mark.parametrize("wrong", ["yes", "", None, 0, 2**70, [1]], ids=repr)
+async def test_a_switch_that_is_neither_true_nor_false_is_refused(store: Store, wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="audit_reads must be True or False"):
+        store.space("d", agent="m", audit_reads=wrong)
+    with pytest.raises(InvalidInput, match="background must be True or False"):
+        holdfast.open("memory:", background=wrong)
+    assert await store.engine.spaces("d") == []
+
+
+@pytest.mark.parametrize("wrong", ["x", None, True, 1.5, -1, 2**70], ids=repr)
+def test_a_clock_that_stands_at_no_instant_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="whole milliseconds since 1970"):
+        ManualClock(wrong)
 
 
 async def test_a_key_that_slashes_make_too_long_is_told_as_it_was_written(space: Space) -> None:

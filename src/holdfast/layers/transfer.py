@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.checking import check_label
+from holdfast.clock import TIME_MS_MAX
 from holdfast.codec import INT64_MAX, decode, encode
 from holdfast.engine import NAME_BYTES_MAX, TAG_BYTES_MAX, VALUE_BYTES_MAX, Durability, Engine, Entry, SpaceInfo, beyond
 from holdfast.errors import Conflict, Damaged, Error, IncompatibleStore, InvalidInput, NotFound
@@ -37,8 +38,6 @@ PAGE_BYTES: Final = 16 * 1024 * 1024
 PAGE_FIRST: Final = 50
 
 FORMAT: Final = 1
-TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999: no date is later."""
 LINE_BYTES_MAX: Final = VALUE_BYTES_MAX + 64 * 1024
 
 Progress = Callable[[str, int, int], None]
