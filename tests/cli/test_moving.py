@@ -53,6 +53,18 @@ def test_an_import_is_the_export_to_the_last_field(cli: Cli, folder: Path) -> No
 
 
 @pytest.mark.usefixtures("filled")
+def test_an_exported_file_is_its_users_alone(cli: Cli, folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for options in ([], ["--force"]):
+            cli("export", "out.jsonl", *options)
+            assert (folder / "out.jsonl").stat().st_mode & 0o777 == 0o600
+            (folder / "out.jsonl").chmod(0o644)
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.usefixtures("filled")
 def test_all_exports_every_space_and_import_can_take_one(cli: Cli) -> None:
     printed = cli("export", "--all").out
     assert [line["space"] for line in map(json.loads, printed.splitlines()) if line["kind"] == "space"] == [
