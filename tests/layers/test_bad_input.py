@@ -54,6 +54,16 @@ async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
     assert await everything(space) == before
 
 
+async def test_a_key_is_told_in_its_own_letters_and_without_what_a_terminal_would_obey(space: Space) -> None:
+    await space.records.set("prüfung/日本", 1)
+    with pytest.raises(holdfast.Conflict, match="'prüfung/日本' was expected to be absent"):
+        await space.commit(holdfast.absent("prüfung/日本"), holdfast.set_("k", 1))
+    with pytest.raises(InvalidInput, match=r"key 'ä+\.\.\.' is 514 bytes long"):
+        await space.records.set("ä" * 257, 1)
+    with pytest.raises(InvalidInput, match=r"'a\\x1b\[31m\\u202e\\x00'"):
+        await space.records.set("a\x1b[31m\u202e\0", 1)
+
+
 @pytest.mark.parametrize("prefix", [None, 0, False, b"", [], 5, "nul\0", "x" * 513], ids=lambda each: repr(each)[:20])
 async def test_a_bad_prefix_is_refused_everywhere(space: Space, prefix: Any) -> None:
     await space.records.set("k", 1)
