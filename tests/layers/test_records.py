@@ -131,7 +131,7 @@ class Name(StrEnum):
     FILES = "files"
 
 
-class Older(str, Enum):
+class Older(str, Enum):  # noqa: UP042 - as many still are
     ORDERS = "orders/1"
     FILES = "files"
 
