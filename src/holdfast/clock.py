@@ -18,6 +18,9 @@ from holdfast.errors import InvalidInput
 TTL_MS_MAX: Final = 100 * 365 * 86_400_000
 """The longest ttl: a hundred years."""
 
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999: no date is later."""
+
 Duration = str | int | float | timedelta
 """Seconds, a timedelta, or text such as "90s", "5m", "1h", "7d", "250ms"."""
 
@@ -54,6 +57,10 @@ class ManualClock:
     """A clock that stands still until a test moves it."""
 
     def __init__(self, now_ms: int = 1_750_000_000_000) -> None:
+        if type(now_ms) is not int or not 0 <= now_ms <= TIME_MS_MAX:
+            raise InvalidInput(
+                f"a clock stands at whole milliseconds since 1970, such as 1_750_000_000_000, not {now_ms!r:.60}"
+            )
         self._now_ms = now_ms
         self._sleepers: set[asyncio.Event] = set()
 

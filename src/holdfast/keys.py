@@ -8,6 +8,7 @@ before the last is escaped (`%` and `/` only), so that no name can reach into an
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 from holdfast.errors import InvalidInput
@@ -69,6 +70,11 @@ def check_name(name: str, what: str = "key") -> str:
     return name
 
 
+def plain(name: str) -> str:
+    """A member of an enum of texts as the text that it is; anything else as it came."""
+    return str.__str__(name) if isinstance(name, str) and isinstance(name, Enum) else name
+
+
 def check_prefix(prefix: str) -> str:
     """Like `check_name`, for the beginning of a name; empty means every name."""
     return "" if prefix == "" else check_name(prefix, "prefix")
@@ -96,7 +102,7 @@ def prefix_end(prefix: str) -> str | None:
 def shown(key: str) -> str:
     """A key as messages tell it to people: a record by the name they gave it, anything else in full."""
     name = key.removeprefix("records/")
-    return ascii(name) if len(name) <= 60 else ascii(name[:57]) + "…"
+    return repr(name) if len(name) <= 60 else repr(name[:57]) + "…"
 
 
 def subspace_of(key: str) -> str:
@@ -138,4 +144,4 @@ class Subspace:
 
 
 def _shown(key: str) -> str:
-    return ascii(key if len(key) <= 40 else key[:37] + "...")
+    return repr(key if len(key) <= 40 else key[:37] + "...")

@@ -96,6 +96,7 @@ def open(
     processes share. `agent_names` is "strict" (small letters and underscores) or "plain"; it belongs to the store: whoever
     opens it afterwards without a word about it keeps to it.
     """
+    _check_switch(background, "background")
     if durability is not None:
         check_durability(durability)
     if agent_names is not None and agent_names not in AGENT_NAMES:
@@ -122,6 +123,12 @@ def _given(value: T | None, is_right: bool, name: str, expected: str) -> T | Non
     if value is not None and not is_right:
         raise InvalidInput(f"{name} must be {expected}, not {value!r:.60}")
     return value
+
+
+def _check_switch(value: bool, name: str) -> None:
+    """Refuse what would be taken for True or False by what it happens to be, such as the text "no"."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} must be True or False, not {value!r:.60}")
 
 
 def _path(value: str | os.PathLike[str], name: str, what: str) -> Path:
@@ -321,6 +328,7 @@ class Store:
         check_space(name)
         agent = self._agent(agent)
         check_agent(instance, what="an instance")
+        _check_switch(audit_reads, "audit_reads")
         if durability is not None:
             check_durability(durability)
         seen = Session.of(name, session)
@@ -395,12 +403,18 @@ class Store:
 
     async def tidy(self) -> None:
         """Do the background work of every space now: sweep, collect, seal, prune."""
+        from holdfast.layers.caretaker import Steps
+
+        steps = Steps()
         for info in await self.engine.spaces():
-            await self._caretaker.round(info.name)
-            if info.durability == "volatile":
-                await self._caretaker.collect(info.name)
-            else:
-                await self._caretaker.tidy(info.name)
+            with steps.step():
+                await self._caretaker.round(info.name)
+            with steps.step():
+                if info.durability == "volatile":
+                    await self._caretaker.collect(info.name)
+                else:
+                    await self._caretaker.tidy(info.name)
+        steps.done()
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """A consistent copy into a new SQLite file, while others go on writing."""

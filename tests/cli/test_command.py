@@ -71,8 +71,22 @@ def test_a_reader_that_goes_away_ends_a_stream_quietly(cli: Cli, shell: Shell) -
     assert full.code == 74
     assert "could not be written (No space left on device)" in full.err
     assert "look before you repeat it" in full.err
-    assert shell("holdfast keys >&-").code == 0
-    assert shell("holdfast set k 1 <&- >&- 2>&-").code == 0
+    assert shell("holdfast set k 1 <&- 2>&-").code == 0
+    assert shell("holdfast keys 2>&-").code == 0
+
+
+def test_a_command_that_prints_fails_where_stdout_is_closed(cli: Cli, shell: Shell) -> None:
+    cli("set", "k", "1")
+    closed = shell("holdfast keys >&-")
+    assert closed.code == 74
+    assert "could not be written" in closed.err
+    assert shell("holdfast keys --json <&- >&- 2>&-").code == 74
+    assert shell("holdfast --help >&-").code == 74
+    set_ = shell("holdfast set k 2 <&- >&-")
+    assert set_.code == 74
+    assert "the command itself was done" in set_.err
+    assert cli("get", "k").out == "2\n"
+    assert cli("doctor").code == 0
 
 
 @pytest.mark.parametrize("environment", ["", "PYTHONUNBUFFERED=1 "])

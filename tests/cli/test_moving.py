@@ -53,6 +53,18 @@ def test_an_import_is_the_export_to_the_last_field(cli: Cli, folder: Path) -> No
 
 
 @pytest.mark.usefixtures("filled")
+def test_an_exported_file_is_its_users_alone(cli: Cli, folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for options in ([], ["--force"]):
+            cli("export", "out.jsonl", *options)
+            assert (folder / "out.jsonl").stat().st_mode & 0o777 == 0o600
+            (folder / "out.jsonl").chmod(0o644)
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.usefixtures("filled")
 def test_all_exports_every_space_and_import_can_take_one(cli: Cli) -> None:
     printed = cli("export", "--all").out
     assert [line["space"] for line in map(json.loads, printed.splitlines()) if line["kind"] == "space"] == [
@@ -180,6 +192,17 @@ def test_a_copy_needs_a_source_and_a_target_of_its_own(cli: Cli, folder: Path) -
         cli("--store", "copy.db", "increment", "n")
     cli("copy", ".holdfast/store.db", "copy.db", code=3)
     assert cli("--store", "copy.db", "get", "n").out == "5\n"
+
+
+def test_a_copy_never_overwrites_a_space_of_the_target(cli: Cli) -> None:
+    cli("--store", "s1.db", "set", "a", "1")
+    cli("--store", "d9.db", "set", "a", "precious")
+    audit = cli("--store", "d9.db", "audit").out
+    assert "nothing was copied" in cli("copy", "s1.db", "d9.db", code=3).err
+    cli("--store", "d9.db", "audit", "seal")
+    assert "nothing was copied" in cli("copy", "s1.db", "d9.db", code=3).err
+    assert cli("--store", "d9.db", "get", "a").out == "precious\n"
+    assert cli("--store", "d9.db", "audit").out == audit
 
 
 @pytest.mark.usefixtures("filled")

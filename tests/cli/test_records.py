@@ -21,7 +21,6 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
         ("-7", "-7", "-7"),
         ("-1.5e3", "-1500.0", "-1500.0"),
         ("007", "007", '"007"'),
-        ("NaN", "NaN", '"NaN"'),
         ("null", "null", "null"),
         ('{"b": 1, "a": [true]}', '{"a":[true],"b":1}', '{"a":[true],"b":1}'),
         ("123456789012345678901234567890", "123456789012345678901234567890", "123456789012345678901234567890"),
@@ -58,6 +57,21 @@ def test_what_begins_as_json_and_is_none_is_refused(cli: Cli, folder: Path, word
     assert files(folder) == before
     cli("set", "k", word, "--text")
     assert cli("get", "k", "--json").json == word
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_json_does_not_have_is_no_text_by_mistake(cli: Cli, folder: Path, word: str) -> None:
+    before = files(folder)
+    for call in (["set", "k", "--", word], ["append", "k", "a", "--", word]):
+        refused = cli(*call, code=2)
+        assert "a number that JSON does not have; if text is meant, give --text" in refused.err
+    assert "a number that JSON does not have" in cli("set", "k", "-", stdin=f"{word}\n", code=2).err
+    assert f"""write it as JSON text: '"{word}"'""" in cli("doc", "contribute", "d", "--", word, code=2).err
+    assert files(folder) == before
+    cli("set", "k", "--text", "--", word)
+    assert cli("get", "k", "--json").json == word
+    for text in ("nan", "info", "Infinity War"):
+        cli("set", "k", text)
 
 
 def test_where_there_is_no_text_option_the_refusal_says_how_text_is_written(cli: Cli) -> None:

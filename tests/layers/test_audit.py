@@ -14,7 +14,7 @@ import pytest
 from holdfast import AuditRecord, Damaged, InvalidInput, ManualClock, Redaction, Space, Store, set_
 from holdfast.clock import as_datetime
 from holdfast.codec import decode, encode
-from holdfast.engine import Batch, ChangeSet, Delete, Page, Put, cursor_at
+from holdfast.engine import Batch, ChangeSet, Delete, Page, Push, Put, cursor_at
 from holdfast.layers.audit import HEAD, LOG, SEGMENT_RECORDS_MAX, Audit, Segment, pressed
 from holdfast.middleware.wrapper import Wrapper
 
@@ -162,6 +162,45 @@ async def test_a_denial_and_a_note_are_part_of_the_chain(space: Space) -> None:
     assert (await space.audit.verify()).records == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("refused", "get", "k"), "an outcome is one of committed, expired, denied, read, lost, not 'refused'"),
+        ((None, "get", "k"), "an outcome is one of"),
+        ((["denied"], "get", "k"), "an outcome is one of"),
+        (("denied", 5, "k"), "operation must be text, not 5"),
+        (("denied", "get", None), "key must be text, not None"),
+    ],
+)
+async def test_a_note_that_could_not_be_read_again_is_refused(space: Space, given: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        await space.audit.note(*given)
+    for wrong in ({"reason": 5}, {"actor": 5}):
+        with pytest.raises(InvalidInput, match=r"must be text, not 5"):
+            await space.audit.note("denied", "get", "k", **wrong)
+    assert await all_records(space) == []
+
+
+@pytest.mark.parametrize("value", [b'{"outcome":"refused"}', b"[1]", b'"hunter2"', b"\xff", b"["])
+async def test_a_note_that_nobody_can_read_is_told_by_its_hash_and_stops_nothing(
+    store: Store, space: Space, value: bytes
+) -> None:
+    await space.records.set("k", 1)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Push("audit/notes/", value, 60_000),)))
+    await space.records.set("k", 2)
+    for _ in range(2):  # before it is sealed, and after
+        first, odd, last = await all_records(space)
+        assert (first.value, last.value) == (1, 2)
+        assert (odd.actor, odd.operation, odd.value) == (
+            "intruder",
+            "push",
+            {"sha256": hashlib.sha256(value).hexdigest()},
+        )
+        assert "cannot be read" in odd.reason
+        await store.tidy()
+    assert (await space.audit.verify()).sound
+
+
 async def test_reads_are_recorded_where_the_space_asks_for_it(store: Store) -> None:
     space = store.space("secret", agent="market", audit_reads=True)
     await space.records.set("k", 1)
@@ -249,6 +288,20 @@ async def test_a_sealed_record_that_differs_from_the_feed_is_found(space: Space)
     await rewrite(space, HEAD, lambda head: head.update(hash=forged.hash))
     verification = await space.audit.verify()
     assert any("differently from what the feed tells" in problem for problem in verification.problems)
+
+
+async def test_versions_whose_segment_was_removed_are_said_to_be_sealed_no_more(space: Space) -> None:
+    for number in range(3):
+        await space.records.set("k", number)
+        await space.audit.seal()
+    keys = await segment_keys(space)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[1]),)))
+    problems = (await space.audit.verify()).problems
+    assert "version 3 is not sealed any more: the segment with it was removed" in problems
+    assert not any("differently" in problem for problem in problems)
+    await space._scope.engine.commit(space.name, Batch("intruder", (Delete(keys[2]),)))
+    problems = (await space.audit.verify()).problems
+    assert "version 5 is not sealed any more: the segment with it was removed" in problems
 
 
 async def test_a_segment_is_kept_and_hashed_as_it_always_was(space: Space) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Error, IncompatibleStore, InvalidInput, Retention, Space, Store, Unavailable
+from holdfast import Error, IncompatibleStore, InvalidInput, ManualClock, Retention, Space, Store, Unavailable
 from tests.layers.conftest import everything
 
 BAD_KEYS = {
@@ -51,6 +52,16 @@ async def test_a_bad_key_is_refused_everywhere(space: Space, key: Any) -> None:
             await call()
         assert len(str(caught.value)) < 200
     assert await everything(space) == before
+
+
+async def test_a_key_is_told_in_its_own_letters_and_without_what_a_terminal_would_obey(space: Space) -> None:
+    await space.records.set("prüfung/日本", 1)
+    with pytest.raises(holdfast.Conflict, match="'prüfung/日本' was expected to be absent"):
+        await space.commit(holdfast.absent("prüfung/日本"), holdfast.set_("k", 1))
+    with pytest.raises(InvalidInput, match=r"key 'ä+\.\.\.' is 514 bytes long"):
+        await space.records.set("ä" * 257, 1)
+    with pytest.raises(InvalidInput, match=r"'a\\x1b\[31m\\u202e\\x00'"):
+        await space.records.set("a\x1b[31m\u202e\0", 1)
 
 
 @pytest.mark.parametrize("prefix", [None, 0, False, b"", [], 5, "nul\0", "x" * 513], ids=lambda each: repr(each)[:20])
@@ -164,6 +175,40 @@ def test_a_bad_retention_is_refused() -> None:
         Retention(durable={"mine": {"done": "1h"}})
     with pytest.raises(InvalidInput, match="retention of mine/default"):
         Retention(durable={"mine": {"default": "0s"}})
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"report": "7d"}, "type 'report' is told by state, as in {'report': {'default': '7d'}}, not '7d'"),
+        ({"x": None}, "type 'x' is told by state"),
+        ({"x": [1]}, "type 'x' is told by state"),
+        ({"x": {5: "7d"}}, "type 'x' is told by state"),
+        ({5: {"default": "7d"}}, "a type of a retention is text"),
+        ([1], "a retention is a table such as"),
+        ("", "a retention is a table such as"),
+    ],
+    ids=repr,
+)
+def test_a_retention_that_is_no_table_is_refused_in_words(table: Any, words: str) -> None:
+    for name in ("durable", "volatile"):
+        with pytest.raises(InvalidInput, match=re.escape(words)):
+            Retention(**{name: table})
+
+
+@pytest.mark.parametrize("wrong", ["yes", "", None, 0, 2**70, [1]], ids=repr)
+async def test_a_switch_that_is_neither_true_nor_false_is_refused(store: Store, wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="audit_reads must be True or False"):
+        store.space("d", agent="m", audit_reads=wrong)
+    with pytest.raises(InvalidInput, match="background must be True or False"):
+        holdfast.open("memory:", background=wrong)
+    assert await store.engine.spaces("d") == []
+
+
+@pytest.mark.parametrize("wrong", ["x", None, True, 1.5, -1, 2**70], ids=repr)
+def test_a_clock_that_stands_at_no_instant_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="whole milliseconds since 1970"):
+        ManualClock(wrong)
 
 
 async def test_a_key_that_slashes_make_too_long_is_told_as_it_was_written(space: Space) -> None:

@@ -14,9 +14,10 @@ import io
 import os
 import random
 import sys
+import tempfile
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -861,6 +862,39 @@ async def test_an_iterable_that_fails_raises_its_own_error_and_leaves_nothing(ho
     with pytest.raises(ConnectionResetError):
         await house.blobs.put(failing())
     assert house.files() == []
+
+
+async def test_what_an_iterable_raises_is_not_taken_for_a_fault_of_the_blob_folder(house: House) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"a"
+        raise ConnectionResetError("the other side went away")
+
+    with pytest.raises(ConnectionResetError):
+        await house.blobs.put(failing())
+    assert house.files() == []
+
+
+async def test_a_file_that_cannot_be_read_is_blamed_and_not_the_blob_folder(house: House, tmp_path: Path) -> None:
+    closed = (tmp_path / "a").open("wb")
+    closed.close()
+    with (tmp_path / "b").open("wb") as writing, tempfile.NamedTemporaryFile() as temporary:
+        temporary.close()
+        for source in (closed, writing, temporary):
+            with pytest.raises(InvalidInput, match=r"^the file .* cannot be read: .* open for reading bytes"):
+                await house.blobs.put(source)  # type: ignore[arg-type]
+    assert house.files() == []
+
+
+async def test_a_view_of_parts_of_something_is_refused_with_what_to_give_instead(house: House) -> None:
+    view = memoryview(b"abcdef")[::2]
+    gone = memoryview(b"abcdef")
+    gone.release()
+    for source in (view, [view], gone):
+        with pytest.raises(InvalidInput, match="memoryview"):
+            await house.blobs.put(source)
+    assert house.files() == []
+    ref = await house.blobs.put(memoryview(view.tobytes()))
+    assert await house.blobs.read(ref) == b"ace"
 
 
 async def test_a_cancelled_put_leaves_nothing(house: House) -> None:

@@ -11,7 +11,9 @@ import pytest
 import holdfast
 from holdfast import ManualClock, Redaction, Retention, Space, Store
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Put, cursor_at
+from holdfast.errors import Damaged, Error
 from holdfast.layers import caretaker
+from holdfast.layers.audit import Audit
 from holdfast.layers.caretaker import LEASE, PRUNE_MS, SEAL_MS
 from holdfast.layers.collector import collect
 from holdfast.layers.records import LISTS, SETS
@@ -110,6 +112,46 @@ async def test_the_feed_is_forgotten_after_its_retention_and_never_unsealed(
     assert [change.key for commit in told for change in commit.changes] == ["records/young"]
     assert await space.audit.sealed_upto() >= floor
     assert (await space.audit.verify()).sound
+
+
+async def test_a_step_that_fails_keeps_no_other_from_being_done(
+    store: Store, space: Space, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    swept: list[str] = []
+    caretaker = store._caretaker
+
+    async def fail(*_: object, **__: object) -> None:
+        raise Damaged("cannot be sealed")
+
+    async def prune(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def sweep(name: str) -> None:
+        swept.append(name)
+
+    await space.records.set("old", 1)
+    await space.audit.seal()
+    clock.advance("25h")
+    await space.records.set("young", 1)
+    monkeypatch.setattr(Audit, "seal", fail)
+    monkeypatch.setattr(Audit, "prune", prune)
+    monkeypatch.setattr(caretaker, "_sweep_blobs", sweep)
+    with pytest.raises(Damaged, match="cannot be sealed"):
+        await caretaker.round(space.name)
+    assert (await space.info()).feed_floor >= 1
+    assert swept == [space.name]
+    assert "another step failed too: a fault of ours" in caplog.text
+
+
+async def test_what_is_wrong_in_one_space_keeps_no_other_from_being_tidied(
+    store: Store,
+) -> None:
+    for name in ("a", "b"):
+        await store.space(name).records.set("k", 1)
+    await store.engine.commit("a", Batch("intruder", (Put("audit/head", b"[]"),)))
+    with pytest.raises(Error):
+        await store.tidy()
+    assert await store.space("b").audit.sealed_upto() == 1
 
 
 async def test_audit_is_pruned_after_its_retention(url: str, clock: ManualClock) -> None:

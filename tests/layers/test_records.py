@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum, StrEnum
+from typing import Any
 
 import msgspec
 import pytest
@@ -113,6 +115,41 @@ async def test_increment_of_text_is_refused(space: Space) -> None:
     with pytest.raises(InvalidInput, match="no 64-bit integer"):
         await space.records.increment("k")
     assert await everything(space) == before
+
+
+async def test_increment_of_a_list_is_refused_as_that_and_shows_nothing_of_it(space: Space) -> None:
+    await space.records.append_to_list("l", 1)
+    await space.records.add_to_set("s", 1)
+    await space.records.set("clé", "hunter2")
+    for key, kind in (("l", "a list"), ("s", "a set"), ("clé", "text")):
+        with pytest.raises(InvalidInput, match=f"^'{key}' holds {kind}, which is no 64-bit integer"):
+            await space.records.increment(key)
+
+
+class Name(StrEnum):
+    ORDERS = "orders/1"
+    FILES = "files"
+
+
+class Older(str, Enum):  # noqa: UP042 - as many still are
+    ORDERS = "orders/1"
+    FILES = "files"
+
+
+@pytest.mark.parametrize("names", [Name, Older])
+async def test_a_member_of_an_enum_of_texts_is_a_key_by_its_value(space: Space, names: Any) -> None:
+    records = space.records
+    await records.set(names.ORDERS, names.ORDERS)
+    assert await records.get("orders/1") == await records.get(names.ORDERS) == "orders/1"
+    assert await records.get_many([names.ORDERS]) == {"orders/1": "orders/1"}
+    await records.append_to_list(names.FILES, 1)
+    assert await records.list(names.FILES) == await records.list("files") == [1]
+    assert await records.keys() == ["files", "orders/1"]
+    await space.commit(value_is(names.ORDERS, "orders/1"), delete_(names.ORDERS))
+    await space.transact(lambda transaction: transaction.append_to_list(names.FILES, 2))
+    assert await records.list("files") == [1, 2]
+    assert await records.delete(names.FILES)
+    assert await records.keys() == []
 
 
 async def test_compare_and_swap_by_value_version_and_absence(space: Space) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import holdfast
-from holdfast import ManualClock, Redaction, Space
+from holdfast import InvalidInput, ManualClock, Redaction, Space
 from holdfast.codec import decode, encode
 
 TOKEN = f"hf_{'a' * 16}_{'b' * 52}"
@@ -13,10 +15,12 @@ SECRET = (
     "password", "passWord", "passPhrase", "passwords", "api_key", "api_keys", "apiKeys", "APIKey", "accessToken",
     "access_tokens", "accesstoken", "authtoken", "secretkey", "privatekey", "dbpassword", "client-secret",
     "Authorization", "x-api-key", "user_pwd", "sessionKey",
+    "passcode", "userPasscode", "ssh_key", "sshKeys", "auth", "Auth", "bearer", "JWT", "otp",
 )  # fmt: skip
 OPEN = (
     "tokens", "max_tokens", "total_tokens", "state", "signals", "session", "connections", "author", "access", "compass",
     "bypass", "passenger", "pass", "signature", "api", "cookbook", "privacy", "name", "keys", "secretary",
+    "auth_method", "authors", "bearer_of_news", "forbearer", "jwt_expiry", "footprint", "otp_length", "ssh_host",
 )  # fmt: skip
 
 
@@ -32,6 +36,17 @@ def test_a_name_is_secret_with_and_without_capitals_separators_and_a_plural() ->
 
 def test_a_name_that_only_begins_or_sounds_like_a_secret_is_none() -> None:
     assert secret(OPEN, Redaction()) == []
+
+
+@pytest.mark.parametrize("wrong", ["iban", "", b"iban", 5, None, [5], ["iban", None], [["iban"]]])
+@pytest.mark.parametrize("name", ["fields", "keys"])
+def test_names_and_patterns_that_are_no_list_of_texts_are_refused(name: str, wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} must be a list of texts"):
+        Redaction(**{name: wrong})
+    redaction = Redaction(fields=["iban"])
+    with pytest.raises(InvalidInput):
+        redaction.add(**{"fields": ["x"], "keys": [], name: wrong})
+    assert (redaction.fields, redaction.keys) == ({"iban"}, set())
 
 
 @pytest.mark.parametrize("field", ["пароль", "Пароль"])

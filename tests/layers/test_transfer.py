@@ -124,14 +124,80 @@ async def test_an_interrupted_copy_goes_on_where_it_stopped(filled: Store, targe
     assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
 
 
-async def test_a_copy_begins_anew_when_the_source_went_on_since_it_was_interrupted(
+async def test_an_interrupted_copy_is_completed_though_the_source_has_new_entries_before_where_it_stopped(
     filled: Store, target: Store
 ) -> None:
-    space = filled.space("contoso")
     await copy_store(filled.engine, target.engine)
-    await space.records.set("a", "changed")
+    await filled.space("contoso").records.set("b", "new")
     await copy_store(filled.engine, target.engine)
     assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
+
+
+async def state_of(engine: Engine) -> list[object]:
+    return [(info, await everything(engine, info.name)) for info in await engine.spaces()]
+
+
+async def test_a_copy_never_overwrites_what_the_target_has_of_its_own(filled: Store, target: Store) -> None:
+    await target.space("metrics", durability="async").records.set("k", "precious")
+    before = await state_of(target.engine)
+    with pytest.raises(Conflict, match="'metrics' exists in the target and was written to there; nothing was copied"):
+        await copy_store(filled.engine, target.engine)
+    assert await state_of(target.engine) == before
+    await target.engine.compact("metrics", 1)
+    before = await state_of(target.engine)
+    with pytest.raises(Conflict, match="its entry 'records/k' is not the source's"):
+        await copy_store(filled.engine, target.engine)
+    assert await state_of(target.engine) == before
+
+
+async def test_a_copy_refuses_a_target_with_an_entry_that_the_source_has_not(filled: Store, target: Store) -> None:
+    [entry] = await filled.engine.get("contoso", ["records/a"])
+    assert entry is not None
+    await target.engine.create("contoso", "sync")
+    await target.engine.load("contoso", [Entry("zzz/last", b"2", *_rest(entry))], 1)
+    before = await state_of(target.engine)
+    with pytest.raises(Conflict, match="its entry 'zzz/last' is not the source's"):
+        await copy_store(filled.engine, target.engine)
+    assert await state_of(target.engine) == before
+
+
+async def test_a_copy_does_not_forget_what_was_done_in_a_space_that_is_empty_now(filled: Store, target: Store) -> None:
+    records = target.space("contoso").records
+    await records.set("a", 1)
+    await records.delete("a")
+    with pytest.raises(Conflict, match="was written to there"):
+        await copy_store(filled.engine, target.engine)
+    assert [change.op async for changes in target.space("contoso").watch(cursor="r0", live=False) for change in changes]
+
+
+async def test_a_copy_refuses_another_durability_before_it_writes(filled: Store, target: Store) -> None:
+    await target.engine.create("metrics", "sync")
+    with pytest.raises(InvalidInput, match="'metrics' exists in the target with durability 'sync'"):
+        await copy_store(filled.engine, target.engine)
+    assert [info.name for info in await target.engine.spaces()] == ["metrics"]
+
+
+async def test_a_copy_begins_in_a_space_that_was_only_made(filled: Store, target: Store) -> None:
+    await target.engine.create("contoso", "sync")
+    await copy_store(filled.engine, target.engine)
+    assert await everything(target.engine, "contoso") == await everything(filled.engine, "contoso")
+
+
+async def test_a_copy_goes_into_every_engine_in_parts_and_again(store: Store, clock: ManualClock) -> None:
+    async with holdfast.open("memory:", clock=clock, background=False) as source:
+        for number in range(120):
+            await source.space("contoso").records.set(f"k{number:03}", number)
+        await source.space("contoso").records.set("short", 1, ttl="1h")
+        with pytest.raises(Unavailable):
+            await copy_store(source.engine, Interrupted(store.engine, 1))
+        for _ in range(2):
+            await copy_store(source.engine, store.engine)
+            assert await everything(store.engine, "contoso") == await everything(source.engine, "contoso")
+        await store.space("contoso").records.set("k000", "precious")
+        await source.space("contoso").records.set("more", 1)
+        with pytest.raises(Conflict, match="was written to there"):
+            await copy_store(source.engine, store.engine)
+        assert await store.space("contoso").records.get("k000") == "precious"
 
 
 async def test_a_difference_between_source_and_copy_is_damage(filled: Store, target: Store) -> None:

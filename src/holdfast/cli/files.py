@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from holdfast.engines.private import private_file
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.layers.transfer import LINE_BYTES_MAX, Lines
 
@@ -22,7 +23,10 @@ SPOOLED_BYTES_MAX: Final = 8 * 1024 * 1024
 
 @contextmanager
 def file_to_write(name: str, force: bool) -> Iterator[IO[bytes]]:
-    """Where an export goes. A file is written beside itself and takes its name when it is complete and on disk."""
+    """Where an export goes. A file is written beside itself and takes its name when it is complete and on disk.
+
+    It is for its user alone, as a store is, and one that it replaces does not make it otherwise.
+    """
     if name == STDIO:
         sys.stdout.flush()
         yield sys.stdout.buffer
@@ -36,7 +40,7 @@ def file_to_write(name: str, force: bool) -> Iterator[IO[bytes]]:
         raise InvalidInput(f"{path} exists already; name another file, or add --force")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=private_file) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -23,7 +23,7 @@ from holdfast.engine import Engine, SpaceInfo
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.blobs import BLOBS
 from holdfast.layers.settings import SYSTEM_SPACE
-from holdfast.layers.transfer import Progress, copy_space, export_lines, import_lines, survey
+from holdfast.layers.transfer import Progress, copy_spaces, export_lines, import_lines, survey
 from holdfast.space import check_space
 from holdfast.store import Store
 
@@ -94,7 +94,7 @@ async def copy(
 ) -> None:
     """Copy spaces into another store, and compare.
 
-    All of them, or the one --space names; what was copied is compared with the source at the end. Nobody should write to the source meanwhile; to copy a store in use, copy a backup of it.
+    All of them, or the one --space names; what was copied is compared with the source at the end. A target that has such a space with anything else in it is refused, and nothing is copied; an interrupted copy is simply run again. Nobody should write to the source meanwhile; to copy a store in use, copy a backup of it.
 
     \b
     Example:
@@ -111,7 +111,7 @@ async def copy(
         spaces = await _selected(old, session.given_space)
         async with opened(target, create=True, json=session.json, token=session.token_for(target)) as new:
             with progress(session.json) as show:
-                counts = {info.name: await copy_space(old.engine, new.engine, info, show) for info in spaces}
+                counts = await copy_spaces(old.engine, new.engine, spaces, show)
     mention_blobs(spaces, session.json)
     _tell(counts, session.json)
 

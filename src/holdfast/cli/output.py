@@ -51,10 +51,17 @@ class _Outlet(io.FileIO):
 
 
 def prepare() -> None:
-    """Make stdout and stderr take any text; a closed one becomes a sink. We flush ourselves, where it matters."""
+    """Make stdout and stderr take any text. We flush ourselves, where it matters.
+
+    A closed stderr becomes a sink. A closed stdout becomes what cannot be written to: a command that prints something fails then, as
+    on a full disk. Either way its number is taken, and the store's file does not get it.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
+        if stream is None and name == "stdout":
+            buffer = io.BufferedWriter(_Outlet(os.open(os.devnull, os.O_RDONLY), "wb"))
+            sys.stdout = io.TextIOWrapper(buffer, "utf-8", "backslashreplace")
+        elif stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             is_tty = stream.isatty()

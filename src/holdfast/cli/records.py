@@ -102,7 +102,7 @@ async def set_(
     """Write a value and print its version.
 
     A value that is JSON is stored as that (42, true, null, {"a": 1}, "42"), everything else as text. What begins with {,
-    [ or " and is no JSON is refused, unless --text says that it is text. A condition that does not hold changes nothing,
+    [ or " and is no JSON, and NaN and Infinity, which JSON does not have, are refused, unless --text says that it is text. A condition that does not hold changes nothing,
     and the exit code is 3.
 
     \b

@@ -15,6 +15,8 @@ from holdfast.errors import InvalidInput, NotFound
 from holdfast.layers.records import ITEMS_MAX
 
 STDIN: Final = "-"
+NO_NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
+"""How programs write numbers that JSON has no word for; as text they would be found by somebody who expects a number."""
 QUOTED_MAX: Final = 60
 """Characters of a text that an error shows as it should be written."""
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -24,7 +26,8 @@ STDIN_BYTES_MAX: Final = 4 * VALUE_BYTES_MAX
 
 
 def parsed(text: str, *, as_text: bool | None = None) -> Any:
-    """The value a word stands for: JSON if it is JSON, else the text itself. What begins as JSON does and is none is refused.
+    """The value a word stands for: JSON if it is JSON, else the text itself. What begins as JSON does and is none is refused, and so is
+    a number that JSON does not know.
 
     `as_text` is None where the command has no --text.
     """
@@ -33,9 +36,11 @@ def parsed(text: str, *, as_text: bool | None = None) -> Any:
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError) as exc:
+        way = f"write it as JSON text: {_quoted(text)}" if as_text is None else "give --text"
+        if text.strip() in NO_NUMBERS:
+            raise InvalidInput(f"{text.strip()} is a number that JSON does not have; if text is meant, {way}") from None
         if not text.lstrip().startswith(("{", "[", '"')):
             return text
-        way = f"write it as JSON text: {_quoted(text)}" if as_text is None else "give --text"
         raise InvalidInput(
             f"{text!r:.60} looks like JSON and is none: {_break(text, exc)}; correct it or, if text is meant, {way}"
         ) from None

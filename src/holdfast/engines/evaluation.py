@@ -51,7 +51,7 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
-from holdfast.engines.refusals import refusal
+from holdfast.engines.refusals import no_number, refusal
 from holdfast.engines.stored import Stored, copied, digest_of
 from holdfast.errors import Conflict, Error, InvalidInput
 from holdfast.ids import is_generated
@@ -443,9 +443,7 @@ class _Step:
             return 0
         number = integer(entry.value)
         if number is None:
-            raise InvalidInput(
-                f"{shown(key)} holds {entry.value[:40].decode(errors='replace')}, which is no 64-bit integer"
-            )
+            raise no_number(key, entry.value[:1], entry.tag)
         return number
 
     def _put(

@@ -57,6 +57,11 @@ def open_beside(path: Path, suffix: str) -> int:
     return fd
 
 
+def private_file(name: str, flags: int) -> int:
+    """For `open(…, opener=private_file)`: what it makes is for its user alone."""
+    return os.open(name, flags, FILE_MODE)
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[None]:
     """An empty file to be filled inside; InvalidInput when there is one already, and none is left when that fails."""

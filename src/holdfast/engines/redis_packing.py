@@ -34,7 +34,7 @@ from holdfast.engine import (
     ValueIs,
     VersionIs,
 )
-from holdfast.engines.refusals import refusal
+from holdfast.engines.refusals import no_number, refusal
 from holdfast.engines.stored import digest_of
 from holdfast.errors import Conflict, Damaged, Error, InvalidInput
 from holdfast.keys import shown
@@ -114,8 +114,8 @@ def outcome_of(batch: Batch, reply: bytes) -> Receipt | Error:
             return refusal(condition, entry_of(key, raw))
         return refusal(condition, None if raw is None else entry_of(condition.key, raw))
     if kind == 2:
-        key, value = rest
-        return InvalidInput(f"{shown(key)} holds {value.decode(errors='replace')}, which is no 64-bit integer")
+        key, first, tag = rest
+        return no_number(key, first, tag)
     if kind == 3:
         key, total = rest
         return InvalidInput(f"{shown(key)} would become {total}, which is no 64-bit integer any more")

@@ -1,11 +1,27 @@
-"""Why a condition does not hold: the same words and attributes whichever engine refuses a batch."""
+"""Why a batch is refused: the same words and attributes whichever engine refuses it."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.codec import integer
 from holdfast.engine import Absent, Condition, Empty, Entry, Mine, Present, ValueIs, VersionIs
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import shown
+
+_KINDS: Final = {
+    **{b'"': "text", b"[": "a list", b"{": "an object", b"t": "true", b"f": "false", b"n": "null"},
+    **dict.fromkeys((b"-", *(b"%d" % digit for digit in range(10))), "a number"),
+}
+"""What a value is, by its first byte: canonical JSON begins with nothing else."""
+_COLLECTIONS: Final = {"list": "a list", "set": "a set"}
+"""What a record is that stands for items of its own, by its tag."""
+
+
+def no_number(key: str, first: bytes, tag: str) -> InvalidInput:
+    """What cannot be incremented, of which the first byte is given: it is told what it is and never what it says, which may be a secret."""
+    kind = _COLLECTIONS.get(tag) or _KINDS.get(first, "something")
+    return InvalidInput(f"{shown(key)} holds {kind}, which is no 64-bit integer: it cannot be incremented")
 
 
 def refusal(condition: Condition, entry: Entry | None) -> Conflict:

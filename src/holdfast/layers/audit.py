@@ -20,7 +20,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from itertools import groupby
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -66,6 +66,8 @@ REPEATED_BYTES_MIN: Final = 256
 HIDDEN: Final = ("specs/", "tasks/ctrl_in/")
 """What may hold secrets anywhere: the specs of tasks, and what is typed into them."""
 _UNNOTED: Final = tuple(f"{subspace}/" for subspace in UNNOTED)
+UNREADABLE: Final = "a note that cannot be read: it is told by its size and hash"
+"""The reason of a record that stands for a note nobody can decode."""
 PRUNE_MAX: Final = 100
 PROBLEMS_MAX: Final = 100
 
@@ -110,6 +112,14 @@ class Segment(msgspec.Struct, frozen=True):
 
     def digest(self) -> str:
         return _digest(self, encode(self.records, known=True))
+
+
+class _Sealed(NamedTuple):
+    """The records of one version, and where the segment that has them begins."""
+
+    after: int
+    version: int
+    records: list[AuditRecord]
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -186,8 +196,8 @@ class Audit:
         for name, given in (("actor", actor), ("key", key), ("operation", operation)):
             if not isinstance(given, str) and (given is not None or name == "key"):
                 raise InvalidInput(f"{name} must be text, not {given!r:.60}")
-        if outcome is not None and outcome not in get_args(Outcome):
-            raise InvalidInput(f"an outcome is one of {', '.join(get_args(Outcome))}, not {outcome!r:.60}")
+        if outcome is not None:
+            _check_outcome(outcome)
         upto = 0
         async for segment in self._segments():
             upto = segment.upto
@@ -204,8 +214,12 @@ class Audit:
         self, outcome: Outcome, operation: str, key: str, *, reason: str = "", actor: str | None = None
     ) -> None:
         """Append what left no commit: a denial, or a read in a space that audits reads."""
-        note = {"actor": actor or self._scope.actor, "operation": operation, "key": key, "outcome": outcome}
-        value = encode({**note, "reason": reason})
+        _check_outcome(outcome)
+        note = _Note(actor or self._scope.actor, operation, key, outcome, reason)
+        for name in ("actor", "operation", "key", "reason"):
+            if not isinstance(text := getattr(note, name), str):
+                raise InvalidInput(f"{name} must be text, not {text!r:.60}")
+        value = encode(note)
         await self._engine.commit(self._space, Batch(SYSTEM_ACTOR, (Push(NOTES, value, NOTE_TTL_MS),)))
 
     # --- sealing ---
@@ -384,16 +398,20 @@ class Audit:
                 if at_most is not None and unsealed >= at_most:
                     break
             elif told:
-                while at is not None and at[0] < commit.version:
+                while at is not None and at.version < commit.version:
                     at = await anext(sealed, None)
-                if at != (commit.version, [_without_value(record) for record in told]):
+                if at is None or at.after >= commit.version:
+                    problems.append(f"version {commit.version} is not sealed any more: the segment with it was removed")
+                elif (at.version, at.records) != (commit.version, [_without_value(record) for record in told]):
                     problems.append(f"version {commit.version} was sealed differently from what the feed tells")
         return problems[:PROBLEMS_MAX], unsealed
 
-    async def _sealed_by_version(self, base: Segment | None) -> AsyncIterator[tuple[int, list[AuditRecord]]]:
+    async def _sealed_by_version(self, base: Segment | None) -> AsyncIterator[_Sealed]:
         async for segment in self._segments(base):
             for version, records in groupby(segment.records, key=lambda record: record.version):
-                yield version, [_without_value(record) for record in records]
+                yield _Sealed(segment.after, version, [_without_value(record) for record in records])
+            if not segment.records:  # nobody seals nothing
+                yield _Sealed(segment.after, segment.upto, [])
 
     # --- in between ---
 
@@ -455,7 +473,20 @@ class Audit:
     def _record(self, commit: ChangeSet, change: Change, shown: dict[bytes, Any] | None, plain: bool) -> AuditRecord:
         key: str = change.key
         if key.startswith(NOTES):
-            note = decode(change.value, _Note)
+            try:
+                note = decode(change.value, _Note)
+            except (InvalidInput, Damaged):  # no library wrote it; the audit tells of it, and goes on
+                told = {"sha256": hashlib.sha256(change.value).hexdigest()}
+                return AuditRecord(
+                    commit.version,
+                    commit.at,
+                    commit.actor,
+                    change.op,
+                    key,
+                    value=told,
+                    size=change.size,
+                    reason=UNREADABLE,
+                )
             key = self._key(note.key)
             return AuditRecord(
                 commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
@@ -472,6 +503,11 @@ class Audit:
         return AuditRecord(
             commit.version, commit.at, commit.actor, change.op, key, outcome, commit.request_id, value, change.size
         )
+
+
+def _check_outcome(outcome: str) -> None:
+    if outcome not in get_args(Outcome):
+        raise InvalidInput(f"an outcome is one of {', '.join(get_args(Outcome))}, not {outcome!r:.60}")
 
 
 def _noted(commit: ChangeSet) -> list[_Noted]:

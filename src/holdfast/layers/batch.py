@@ -14,7 +14,7 @@ from holdfast.clock import Duration, optional_ms
 from holdfast.codec import encode
 from holdfast.engine import Absent, AtLeast, Condition, Delete, Increment, Operation, Present, Put, ValueIs, VersionIs
 from holdfast.errors import InvalidInput
-from holdfast.keys import NAME_BYTES_MAX, Subspace, check_name
+from holdfast.keys import NAME_BYTES_MAX, Subspace, check_name, plain
 
 RECORDS: Final = Subspace("records")
 
@@ -46,7 +46,7 @@ def record_key(name: str) -> str:
     """The engine's key of a record."""
     if type(name) is str and 0 < len(name) <= NAME_BYTES_MAX and name.isascii() and "\0" not in name:
         return "records/" + name
-    return "records/" + check_name(name)
+    return "records/" + check_name(plain(name))
 
 
 def absent(key: str) -> Condition:

@@ -40,9 +40,8 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from io import IOBase
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -166,34 +165,35 @@ class Blobs:
     async def _chunks(self, data: Source) -> AsyncGenerator[bytes, None]:
         """The content in pieces of CHUNK_BYTES. Copies, so that what is hashed is what is written."""
         if isinstance(data, bytes | bytearray | memoryview):
-            for start in range(0, len(view := memoryview(data).cast("B")), CHUNK_BYTES):
+            for start in range(0, len(view := _view(data)), CHUNK_BYTES):
                 yield bytes(view[start : start + CHUNK_BYTES])
         elif isinstance(data, os.PathLike):
             with _open_source(Path(data)) as file:
-                while chunk := await self._io(file.read, CHUNK_BYTES):
+                while chunk := await self._io(_read_source, file):
                     yield chunk
         else:
             pending = bytearray()
             async for item in self._items(data):
                 if not isinstance(item, bytes | bytearray | memoryview):
                     raise InvalidInput(f"a blob is made of bytes; the iterable gave {type(item).__name__}")
-                pending += item
+                pending += _view(item)
                 while len(pending) >= CHUNK_BYTES:
                     yield bytes(pending[:CHUNK_BYTES])
                     del pending[:CHUNK_BYTES]
             yield bytes(pending)
 
-    async def _items(self, data: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """What an iterable gives; one that is not async may take its time."""
+    async def _items(self, data: BinaryIO | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """What an iterable gives; one that is not async may take its time. What a caller's own code raises is passed on as it is."""
         if isinstance(data, AsyncIterable):
             async for item in data:
                 yield item
-            return
-        pull, end = partial(next, iter(data), _END), _END
-        if isinstance(data, IOBase):
-            pull, end = partial(data.read, CHUNK_BYTES), b""
-        while (item := await self._io(pull)) != end:
-            yield item
+        elif callable(getattr(data, "read", None)):
+            while (item := await self._io(_read_source, cast(BinaryIO, data))) != b"":
+                yield item
+        else:
+            pull = partial(next, iter(data), _END)
+            while (item := await self._in_thread(pull)) is not _END:
+                yield item
 
     # --- references ---
 
@@ -331,7 +331,14 @@ class Blobs:
         return self._home / sha256[:2] / sha256
 
     async def _io(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """File work, in a thread. A cancelled caller waits for it: no file is closed under a thread that writes to it."""
+        """Work on files of ours, in a thread."""
+        try:
+            return await self._in_thread(work, *args, **kwargs)
+        except OSError as exc:
+            self._refuse(exc)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A cancelled caller waits for it: no file is closed under a thread that writes to it."""
         running = asyncio.get_running_loop().run_in_executor(None, lambda: work(*args, **kwargs))
         try:
             return await asyncio.shield(running)
@@ -340,8 +347,6 @@ class Blobs:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             raise
-        except OSError as exc:
-            self._refuse(exc)
 
     def _refuse(self, exc: OSError) -> NoReturn:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -468,6 +473,26 @@ def _open_source(path: Path) -> BinaryIO:
         raise NotFound(f"there is no file {path}") from exc
     except OSError as exc:
         raise InvalidInput(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def _read_source(file: BinaryIO) -> bytes:
+    """The next piece of a file of the user's."""
+    try:
+        return file.read(CHUNK_BYTES)
+    except (OSError, ValueError) as exc:  # ValueError: it is closed
+        name = getattr(file, "name", "that was given")
+        words = exc.strerror if isinstance(exc, OSError) and exc.strerror else f"{exc}"
+        raise InvalidInput(f"the file {name} cannot be read: {words}. Give one that is open for reading bytes") from exc
+
+
+def _view(data: bytes | bytearray | memoryview) -> memoryview:
+    """The bytes of something that has them; not of every second one of something else, which only a copy has."""
+    try:
+        return memoryview(data).cast("B")
+    except (TypeError, ValueError, BufferError) as exc:
+        raise InvalidInput(
+            f"this memoryview cannot be read as it is ({exc}); give its content: view.tobytes()"
+        ) from exc
 
 
 # --- what a sweep does to files; each runs in a thread ---

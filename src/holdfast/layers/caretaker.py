@@ -5,14 +5,16 @@ due, by whoever notices: that is idempotent. The rest is done by one process at 
 `system/caretaker`, which expires LEASE_MS after its last round, so another process takes over when it dies. Two at once
 would be wasteful, not wrong: every step is conditional (`consumer.py`).
 
-The feed is forgotten after its retention, and never before it is sealed.
+The feed is forgotten after its retention, and never before it is sealed. A step of a round that fails is tried again by the
+next round, and keeps none of the other steps from being done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from holdfast.clock import Clock
@@ -41,6 +43,28 @@ FORGET_MAX: Final = 100_000
 """Commits forgotten per round; the next round goes on."""
 
 log = logging.getLogger("holdfast.caretaker")
+
+
+class Steps:
+    """Steps that fail independently of each other: all are tried, then the first failure is raised, and the others are logged."""
+
+    def __init__(self) -> None:
+        self._failures: list[Exception] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            self._failures.append(exc)
+
+    def done(self) -> None:
+        """After the last step."""
+        if self._failures:
+            first, *others = self._failures
+            for exc in others:
+                log.warning("another step failed too: %s", exc, exc_info=None if isinstance(exc, Error) else exc)
+            raise first
 
 
 class Caretaker:
@@ -102,39 +126,54 @@ class Caretaker:
                     log.exception("looking after space %s failed unexpectedly and is tried again", space)
 
     async def round(self, space: str) -> None:
-        """Do what is due in one space."""
+        """Do what is due in one space: every step of it, whichever of them fail; then the first failure is raised."""
         found = await self._engine.spaces(space)
         if not found:
             return
         info, progress, now = found[0], self._spaces.setdefault(space, _Progress()), self._clock.now_ms()
+        steps = Steps()
         if info.next_expiry is not None and info.next_expiry <= now:
-            await self._engine.commit(space, Batch(SYSTEM_ACTOR))
+            with steps.step():
+                await self._engine.commit(space, Batch(SYSTEM_ACTOR))
         pruning = now - progress.pruned_at >= PRUNE_MS
         if info.durability == "volatile":
             if pruning:
                 progress.pruned_at = now
-                await self.collect(space)
+                with steps.step():
+                    await self.collect(space)
             if pruning or progress.forgets:
-                progress.forgets = await self._forget(info, info.revision, now)
+                with steps.step():
+                    progress.forgets = await self._forget(info, info.revision, now)
+            steps.done()
             return
         if (
             info.revision != progress.revision
             and now - progress.sealed_at >= SEAL_MS
             and await self._hold(space, progress)
         ):
-            await self.tidy(space, share=SEALING_SHARE)
             progress.sealed_at = now
-            progress.revision = await self._revision(space)
+            with steps.step():
+                await self.tidy(space, share=SEALING_SHARE)
+                progress.revision = await self._revision(space)
         if (pruning or progress.forgets) and await self._hold(space, progress):
-            audit = self._audit_of(space)
+            await self._remove_old(info, progress, steps, pruning, now)
+        steps.done()
+
+    async def _remove_old(self, info: SpaceInfo, progress: _Progress, steps: Steps, pruning: bool, now: int) -> None:
+        """Forget the feed, and if it is time, prune the audit and sweep blobs."""
+        audit = self._audit_of(info.name)
+        with steps.step():
+            progress.forgets = True  # until that is known better
             progress.forgets = await self._forget(info, await audit.sealed_upto(), now)
-            if not pruning:
-                return
-            progress.pruned_at = now
-            kept_ms = self._retention.ttl_ms("audit_logs")
-            if kept_ms is not None:
+        if not pruning:
+            return
+        progress.pruned_at = now
+        kept_ms = self._retention.ttl_ms("audit_logs")
+        if kept_ms is not None:
+            with steps.step():
                 await audit.prune(now - kept_ms)
-            await self._sweep_blobs(space)
+        with steps.step():
+            await self._sweep_blobs(info.name)
 
     async def _close(self, space: str) -> None:
         try:
@@ -150,15 +189,23 @@ class Caretaker:
             await self.tidy(space)
 
     async def tidy(self, space: str, *, share: float = 1.0) -> None:
-        """Collect and seal, now."""
-        await learn(self._engine, self._redaction, self._retention)
-        await self.collect(space)
-        await self._audit_of(space).seal(share=share)
+        """Collect and seal, now; both, if one of them fails. Nothing is sealed by who does not know what is secret."""
+        steps = Steps()
+        with steps.step():
+            await self.collect(space)
+        with steps.step():
+            await learn(self._engine, self._redaction, self._retention)
+            await self._audit_of(space).seal(share=share)
+        steps.done()
 
     async def collect(self, space: str) -> None:
         """Remove what lists, sets, executions and tasks left, now."""
-        await collect(self._engine, space)
-        await collect_tasks(self._engine, space, self._clock.now_ms())
+        steps = Steps()
+        with steps.step():
+            await collect(self._engine, space)
+        with steps.step():
+            await collect_tasks(self._engine, space, self._clock.now_ms())
+        steps.done()
 
     async def _forget(self, info: SpaceInfo, sealed: int, now: int) -> bool:
         """Forget the feed that is older than its retention, and not beyond what is sealed; tells whether more is left to forget.

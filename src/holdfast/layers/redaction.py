@@ -15,6 +15,7 @@ from fnmatch import translate
 from typing import Any, Final
 
 from holdfast.codec import decode
+from holdfast.errors import InvalidInput
 from holdfast.identity import hidden
 
 REDACTED: Final = "[redacted]"
@@ -22,8 +23,30 @@ DEPTH_MAX: Final = 64
 JUDGED_MAX: Final = 4096
 """Names of fields that were looked at and are remembered; most values have the same few."""
 SECRET_WORDS: Final = frozenset(
-    {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "token", "credential", "credentials", "cookie"}
-    | {"authorization", "apikey", "api_key", "access_key", "private_key", "secret_key", "session_key", "signing_key"}
+    {
+        "password",
+        "passwd",
+        "passphrase",
+        "passcode",
+        "pwd",
+        "secret",
+        "secrets",
+        "token",
+        "credential",
+        "credentials",
+        "cookie",
+    }
+    | {
+        "authorization",
+        "apikey",
+        "api_key",
+        "access_key",
+        "private_key",
+        "secret_key",
+        "session_key",
+        "signing_key",
+        "ssh_key",
+    }
     | {
         "encryption_key",
         "connection_string",
@@ -35,6 +58,8 @@ SECRET_WORDS: Final = frozenset(
     }
     | {"session_token"}
 )
+SECRET_NAMES: Final = frozenset({"auth", "bearer", "jwt", "otp"})
+"""Secret where they are all of a name; as a part of one (`auth_method`, `jwt_expiry`) they tell of something else."""
 NAME_CHARS_MAX: Final = 256
 """A longer name with a suspicious beginning of a word in it is secret."""
 BEGINNING_CHARS: Final = 5
@@ -53,15 +78,17 @@ class Redaction:
 
     def add(self, fields: Iterable[str], keys: Iterable[str]) -> None:
         """More names and patterns; nothing is ever taken away."""
-        self.fields |= set(fields)
-        self.keys |= set(keys)
+        fields, keys = _texts(fields, "fields", "iban"), _texts(keys, "keys", "vault/*")
+        self.fields |= fields
+        self.keys |= keys
         self._judged: dict[str, bool] = {}
         self._words = {"".join(_words(word)) for word in SECRET_WORDS | self.fields} - {""}
         self._endings = tuple({"".join(_words(word)) for word in SECRET_WORDS} - {"pwd"})
         self._patterns = [re.compile(translate(pattern)) for pattern in sorted(self.keys)]
         # Most names contain the beginning of no secret word; one search tells. In lower case: to ignore it takes five times as long.
         names = {field.lower() for field in self.fields}  # also such as are no words
-        beginnings = {word[0][:BEGINNING_CHARS] for word in map(_words, SECRET_WORDS | self.fields) if word} | {"pass"}
+        known = SECRET_WORDS | SECRET_NAMES | self.fields
+        beginnings = {word[0][:BEGINNING_CHARS] for word in map(_words, known) if word} | {"pass"}
         self._suspects = re.compile("|".join(map(re.escape, sorted(beginnings | names)))).search
         short = [
             each for each in beginnings | names if not any(other in each for other in (beginnings | names) - {each})
@@ -82,6 +109,8 @@ class Redaction:
         if len(name) > NAME_CHARS_MAX or name in self.fields:
             return True
         words = _words(name)
+        if "".join(words) in SECRET_NAMES:
+            return True
         runs = ("".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
         return any(map(self._is_secret_word, runs)) or any(word.endswith(self._endings) for word in words)
 
@@ -130,6 +159,17 @@ class Redaction:
                 for name, item in value.items()
             }
         return [self._inside(item, depth + 1) for item in value] if kind is list else value
+
+
+def _texts(given: Iterable[str], what: str, example: str) -> set[str]:
+    """Names or patterns as somebody gave them. One text would be taken for its letters, each of them a name."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidInput(f"{what} must be a list of texts, such as {what}=[{example!r}], not {given!r:.60}")
+    texts = list(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidInput(f"{what} must be a list of texts, such as {what}=[{example!r}]; {text!r:.60} is none")
+    return set(texts)
 
 
 def _may_be_deep(data: bytes) -> bool:

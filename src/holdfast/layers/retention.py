@@ -42,8 +42,7 @@ DURABLE: Final[Table] = {
     "feed": {"default": "24h"},
     "other": {"default": "1h"},
 }
-
-
+_EXAMPLE: Final = "{'report': {'default': '7d'}}"
 SHARED: Final = ("feed", "audit_logs")
 """Types whose lifetime is applied by whichever process looks after the store (`settings.py`)."""
 
@@ -74,7 +73,13 @@ class Retention:
 
 def _merged(table: Table, changes: Table | None) -> dict[str, dict[str, int | None]]:
     merged: dict[str, dict[str, Duration | None]] = {type: dict(row) for type, row in table.items()}
+    if changes is not None and not isinstance(changes, Mapping):
+        raise InvalidInput(f"a retention is a table such as {_EXAMPLE}, not {changes!r:.60}")
     for type, row in (changes or {}).items():
+        if not isinstance(type, str):
+            raise InvalidInput(f"a type of a retention is text, as in {_EXAMPLE}, not {type!r:.60}")
+        if not isinstance(row, Mapping) or not all(isinstance(state, str) for state in row):
+            raise InvalidInput(f"the retention of type {type!r} is told by state, as in {_EXAMPLE}, not {row!r:.60}")
         merged.setdefault(type, {}).update(row)
         if "default" not in merged[type]:
             raise InvalidInput(f"the retention of type {type!r} needs a 'default'")

@@ -2,8 +2,9 @@
 
 A copy reads pages from one engine and loads them into the other as they are, and raises the target's revision to the
 source's, so versions held outside (ETags, fencing tokens, session tokens) stay true. The feed and request ids do not
-travel. `copy_space` ends by comparing both sides entry by entry; a difference raises Damaged. A copy that was interrupted
-is simply run again, and goes on where it stopped.
+travel. `copy_spaces` ends by comparing both sides entry by entry; a difference raises Damaged. A copy that was interrupted
+is simply run again, and goes on where it stopped: what the target holds must be the source's, entry by entry, and anything
+else is refused before the first write.
 
 An export is the same as text, one JSON object a line; instants are milliseconds since 1970, as engines keep them:
 
@@ -25,6 +26,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.checking import check_label
+from holdfast.clock import TIME_MS_MAX
 from holdfast.codec import INT64_MAX, decode, encode
 from holdfast.engine import NAME_BYTES_MAX, TAG_BYTES_MAX, VALUE_BYTES_MAX, Durability, Engine, Entry, SpaceInfo, beyond
 from holdfast.errors import Conflict, Damaged, Error, IncompatibleStore, InvalidInput, NotFound
@@ -36,8 +38,6 @@ PAGE_BYTES: Final = 16 * 1024 * 1024
 PAGE_FIRST: Final = 50
 
 FORMAT: Final = 1
-TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999: no date is later."""
 LINE_BYTES_MAX: Final = VALUE_BYTES_MAX + 64 * 1024
 
 Progress = Callable[[str, int, int], None]
@@ -49,19 +49,58 @@ Progress = Callable[[str, int, int], None]
 
 async def copy_store(source: Engine, target: Engine, progress: Progress | None = None) -> dict[str, int]:
     """Copy every space; gives the number of entries of each."""
-    return {info.name: await copy_space(source, target, info, progress) for info in await source.spaces()}
+    return await copy_spaces(source, target, await source.spaces(), progress)
+
+
+async def copy_spaces(
+    source: Engine, target: Engine, spaces: list[SpaceInfo], progress: Progress | None = None
+) -> dict[str, int]:
+    """Copy spaces into a target that does not have them, or has what an interrupted copy left: it goes on from there.
+
+    A space of the target that holds anything else is refused with Conflict before anything is written. Both sides are compared at the
+    end. Gives the number of entries of each space.
+    """
+    for info in spaces:
+        for held in await target.spaces(info.name):
+            await _check_is_copy(source, target, info, held)
+    return {info.name: await _copy_space(source, target, info, progress) for info in spaces}
 
 
 async def copy_space(source: Engine, target: Engine, info: SpaceInfo, progress: Progress | None = None) -> int:
-    """Copy one space into a target that does not have it, or has what an interrupted copy left: it goes on from there.
+    """Copy one space, as `copy_spaces` does; gives the number of its entries."""
+    return (await copy_spaces(source, target, [info], progress))[info.name]
 
-    Both are compared at the end. If what the interrupted copy left is not the source's any more, all of it is copied anew.
+
+async def _check_is_copy(source: Engine, target: Engine, info: SpaceInfo, held: SpaceInfo) -> None:
+    """A space that the target has must hold nothing that a copy of this source did not bring; Conflict otherwise.
+
+    A copy leaves no feed, so one that is there tells of commits which the target would lose, though all they wrote is gone.
     """
-    present = await target.spaces(info.name)
-    if present and present[0].revision > info.revision:
-        raise Conflict(
-            f"space {info.name!r} exists in the target and is further than the source; copy into a store without it"
+    instead = (
+        "nothing was copied. Copy into a store without this space, drop it there first (holdfast spaces drop), or copy other "
+        "spaces, each by --space"
+    )
+    if held.durability != info.durability:
+        raise InvalidInput(
+            f"space {info.name!r} exists in the target with durability {held.durability!r}; the source's is {info.durability!r}"
         )
+    if held.revision > info.revision:
+        raise Conflict(f"space {info.name!r} exists in the target and is further than the source; {instead}")
+    if held.revision > held.feed_floor:
+        raise Conflict(f"space {info.name!r} exists in the target and was written to there; {instead}")
+    there = entries_of(source, info.name)
+    mine = await anext(there, None)
+    async for entry in entries_of(target, info.name):
+        while mine is not None and mine.key.encode() < entry.key.encode():
+            mine = await anext(there, None)
+        if mine != entry:
+            raise Conflict(
+                f"space {info.name!r} exists in the target, and its entry {entry.key!r} is not the source's; {instead}"
+            )
+
+
+async def _copy_space(source: Engine, target: Engine, info: SpaceInfo, progress: Progress | None) -> int:
+    """Go on behind the last entry that is there; if the source has new ones before it, begin anew."""
     await target.create(info.name, info.durability, audit_reads=info.audit_reads)
     reached = await target.scan(info.name, "", limit=1, reverse=True)
     if reached.entries:

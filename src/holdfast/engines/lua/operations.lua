@@ -207,7 +207,7 @@ function F.need_numbers()
   end
 
   function F.no_number(key, entry)
-    return '\147' .. cmsgpack.pack(2, key) .. F.bytes(string.sub(F.value_of(entry), 1, 40))
+    return '\148' .. cmsgpack.pack(2, key) .. F.bytes(string.sub(F.value_of(entry), 1, 1)) .. cmsgpack.pack(entry.tag)
   end
 
   function F.increment(key, delta_high, delta_low, ttl)

@@ -174,6 +174,29 @@ class TestNumbers:
             await subject.commit(Put("a/k", b"2"), Increment("a/n", 1))
         assert await subject.value("a/n") == value
 
+    @pytest.mark.parametrize(
+        ("value", "tag", "kind"),
+        [
+            (b'"hunter2"', "", "text"),
+            (b'["hunter2"]', "", "a list"),
+            (b'{"a":"hunter2"}', "", "an object"),
+            (b"true", "", "true"),
+            (b"null", "", "null"),
+            (b"-4711.5", "", "a number"),
+            (b"4711000000000000000000", "", "a number"),
+            (b'"hunter2"', "list", "a list"),
+            (b'"hunter2"', "set", "a set"),
+            (b'"hunter2"', ":order:done", "text"),
+        ],
+    )
+    async def test_what_cannot_be_incremented_is_told_by_its_kind_and_never_by_its_value(
+        self, subject: Subject, value: bytes, tag: str, kind: str
+    ) -> None:
+        await subject.commit(Put("records/é", value, tag=tag))
+        with pytest.raises(InvalidInput) as caught:
+            await subject.commit(Increment("records/é", 1))
+        assert str(caught.value) == f"'é' holds {kind}, which is no 64-bit integer: it cannot be incremented"
+
 
 class TestValues:
     @pytest.mark.parametrize(
