@@ -44,6 +44,8 @@ from holdfast.engines.feed import follow
 from holdfast.engines.feed_tail import Following, Tails
 from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.private import real_path
+from holdfast.engines.sqlite_backup import copy_file
 from holdfast.engines.sqlite_feed import SqliteFeed
 from holdfast.engines.sqlite_file import (
     Bell,
@@ -51,13 +53,13 @@ from holdfast.engines.sqlite_file import (
     ForeignFile,
     boot_id,
     connect,
-    copy_file,
     in_doubt,
     prepare,
     translate,
     translating,
 )
 from holdfast.engines.sqlite_folds import fetch_over, fold_all, fold_left, select_over
+from holdfast.engines.sqlite_place import gone
 from holdfast.engines.sqlite_rows import (
     AT_ONCE_MAX,
     GET,
@@ -118,7 +120,7 @@ class SqliteEngine:
     @classmethod
     async def open(cls, path: str | Path, *, clock: Clock | None = None) -> SqliteEngine:
         """Open the store, creating the file if there is none."""
-        path = Path(path).absolute()
+        path = real_path(path)
         lock = FileLock(path)
         try:
             await asyncio.to_thread(prepare, path, lock, boot_id())
@@ -140,6 +142,7 @@ class SqliteEngine:
         with translating(path):
             self._writer = connect(path)
             self._reader = connect(path)
+        self._gone = gone(self._writer, path)
         self._write: Execute = self._writer.cursor().execute
         self._rows = Writer(self._write, self._writer.cursor().executemany)
         self._read_beside: Execute = self._reader.cursor().execute
@@ -258,6 +261,9 @@ class SqliteEngine:
     def _transaction(self, work: Callable[[], T], durability: str = "sync") -> T:
         """With the lock held: run the work, and commit if it wrote anything. A failure leaves nothing behind, or is in doubt."""
         if self._closed or self._failed is not None:
+            self._check_usable()
+        if (reason := self._gone()) is not None:
+            self._failed = reason
             self._check_usable()
         try:
             if durability != self._synchronous:
