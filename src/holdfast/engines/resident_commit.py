@@ -13,8 +13,8 @@ the queue, as long as COMMIT is quick. The write-ahead log is folded beside all 
 
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves open what is on the disk:
 OutcomeUnknown for what was accepted. From then on everything is refused (`failure` says why); so it is when the log
-cannot be folded, when a transaction cannot be taken back, and when another program has written to the file, since memory
-would show what the file does not have.
+cannot be folded, when a transaction cannot be taken back, when the file was removed, renamed or replaced, and when another program has
+written to it, since memory would show what the file does not have.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ machine. Volatile spaces are known to the file by name, and live in this process
 
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves the outcome open, because
 the frames may survive a crash: OutcomeUnknown, and this engine refuses further writes until it is opened again, when
-SQLite decides. An I/O error anywhere else rolls back. The file's side of all this is in `sqlite_file.py`.
+SQLite decides. An I/O error anywhere else rolls back. When the file was removed, renamed or replaced, which is looked for
+before each group, no write is taken any more either, and nothing changed (`sqlite_place.py`). The file's side of all this is in `sqlite_file.py`.
 
 Beside a resident engine that owns the file this one can read and watch; see `sqlite_folds.py`.
 """
