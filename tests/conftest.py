@@ -16,6 +16,7 @@ from holdfast.testing.servers.postgres import PostgresServer
 from holdfast.testing.servers.redis import RedisCluster, RedisServer
 from tests.schemas import Schemas
 from tests.servers import started
+from tests.soak import SEED
 
 TOLD_MAX = 1500
 """Characters of what is told of a failure at the end of `make test`; all of it is told above."""
@@ -31,7 +32,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """`make test` runs the suite in two parts and tells at its end what failed in either."""
+    """Tell which samples were taken. `make test` runs the suite in two parts and tells at its end what failed in either."""
+    terminalreporter.write_line(f"samples of this run: HOLDFAST_SEED={SEED}")
     reports = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, [])]
     if reports and "HOLDFAST_FAILED" in os.environ:
         with Path(os.environ["HOLDFAST_FAILED"]).open("a") as file:

@@ -21,6 +21,7 @@ from weakref import WeakSet
 from holdfast.checking import check_durability
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import SYSTEM_ACTOR, Durability, Engine, Finding, SpaceInfo
+from holdfast.engines.private import sync_folder
 from holdfast.engines.registry import check_path, file_of, open_engine, open_shelf, path_url, split_url
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.identity import AGENT_NAMES, AgentNames, Identity, Secret
@@ -442,6 +443,7 @@ class Store:
             finally:
                 await copy.close()
             made.rename(path)
+            sync_folder(path.parent)
 
     async def doctor(self, *, full: bool = False) -> list[Finding]:
         """What this store guarantees as it is configured and with the spaces it has, and what is wrong with it.

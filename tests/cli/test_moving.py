@@ -273,6 +273,18 @@ def test_spaces_that_the_backup_has_not_go_on_beyond_what_they_had(cli: Cli) -> 
 
 
 @pytest.mark.usefixtures("filled")
+def test_a_restore_through_a_link_replaces_the_store_and_not_the_link(cli: Cli, folder: Path) -> None:
+    cli("backup", "monday.db")
+    (folder / "real").mkdir()
+    (folder / "link.db").symlink_to("real/team.db")
+    cli("--store", "link.db", "restore", "monday.db")
+    cli("--store", "link.db", "restore", "monday.db", "--replace")
+    assert (folder / "link.db").is_symlink()
+    assert cli("--store", "real/team.db", "get", "odd\nkey ü").out == "text\n"
+    assert not [name for name in os.listdir(folder) if name.startswith("link.db") and name != "link.db"]
+
+
+@pytest.mark.usefixtures("filled")
 def test_a_backup_that_is_restored_again_elsewhere_goes_on_beyond_the_first_time(cli: Cli, folder: Path) -> None:
     """The store that was restored first may be gone altogether: only the time tells how far it may have come."""
     cli("backup", "monday.db")

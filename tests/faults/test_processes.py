@@ -18,29 +18,30 @@ from tests.faults.driver import ROOT, fleet, judge
 
 SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 WORKERS = 8
-OPERATIONS_MIN = 1_000_000 if SOAK else 8_000
+OPERATIONS = 1_000_000 if SOAK else 40_000
+OPERATIONS_IN_PEACE = 250_000 if SOAK else 2_000
 TIMEOUT_S = 3600 if SOAK else 240
 
 
 async def test_eight_processes_on_one_file_are_linearizable(tmp_path: Path) -> None:
-    share = OPERATIONS_MIN // WORKERS // 4
+    share = OPERATIONS_IN_PEACE // WORKERS
     with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
         running.run(kill_every=None)
         outcomes = await judge(load(running.files()), running.url)
     assert outcomes["unknown"] == outcomes["failed"] == 0
-    assert sum(outcomes.values()) >= OPERATIONS_MIN // 4
+    assert sum(outcomes.values()) >= OPERATIONS_IN_PEACE
 
 
 async def test_eight_processes_on_one_file_are_linearizable_while_some_are_killed(tmp_path: Path) -> None:
-    share = OPERATIONS_MIN // WORKERS
+    share = OPERATIONS // WORKERS
     with fleet(tmp_path, workers=WORKERS, clients=4, operations=share, keys=16, timeout=TIMEOUT_S) as running:
-        running.run(kill_every=0.3, kills_max=None if SOAK else 8)
+        running.run(kill_every=0.3, kills_max=None if SOAK else 24)
         outcomes = await judge(load(running.files()), running.url)
         hanging = sum(_hanging(path) for path in running.files())
-    assert running.kills >= (100 if SOAK else 3)
+    assert running.kills >= (100 if SOAK else 8)
     assert outcomes["failed"] == 0
     assert hanging > 0, "no operation was left without an answer: the kills were too tame"
-    assert sum(outcomes.values()) >= OPERATIONS_MIN
+    assert sum(outcomes.values()) >= OPERATIONS
 
 
 def _hanging(path: Path) -> int:

@@ -5,7 +5,6 @@ The script, the faults and the judgement are those of `test_syscalls.py` and `dr
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -25,14 +24,13 @@ from tests.faults.test_syscalls import (
     WRITES,
     Fault,
     count_calls,
-    samples,
     strace,
     sweep,
 )
+from tests.soak import SOAK, sample
 
 __all__ = ["disk", "strace"]
 
-SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 TIMEOUT_S = 3600 if SOAK else 240
 
 
@@ -57,7 +55,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
     tmp_path: Path, calls: Counter[str], call: str
 ) -> None:
     faults = [
-        Fault(call, "signal=SIGKILL", n, engine="resident") for n in samples(calls[call], 48 if call == WRITES else 8)
+        Fault(call, "signal=SIGKILL", n, engine="resident") for n in sample(calls[call], 48 if call == WRITES else 8)
     ]
     runs = sweep(tmp_path, faults)
     assert {code for code, _ in runs} == {137}
@@ -70,7 +68,7 @@ def test_an_owner_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
 def test_an_error_of_the_disk_is_told_as_it_is(
     tmp_path: Path, calls: Counter[str], call: str, error: str, mode: str
 ) -> None:
-    chosen = samples(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
+    chosen = sample(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, mode=mode, engine="resident") for n in chosen])
     errors = Counter(name for _, seen in runs for name in seen.errors)
     assert set(errors) <= PROMISES | {"Damaged" if call == READS else "OutcomeUnknown"}
@@ -87,7 +85,7 @@ def test_an_error_of_the_disk_is_told_as_it_is(
 def test_a_disk_that_stays_broken_never_acknowledges_and_never_lies(
     tmp_path: Path, calls: Counter[str], call: str, error: str
 ) -> None:
-    chosen = samples(calls[call], 160 if call == WRITES else 20)
+    chosen = sample(calls[call], 160 if call == WRITES else 20)
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, lasting=True, engine="resident") for n in chosen])
     assert all(code == 0 for code, _ in runs)
     assert any(seen.errors for _, seen in runs)

@@ -9,7 +9,7 @@ it enters it. Afterwards the file is opened again and compared with what the mem
  - repeating every request gives the receipts of an undisturbed run, and in the end its entries, feed and usage
  - SQLite's own integrity check passes
 
-HOLDFAST_SOAK=1 tries every call; otherwise a part of them.
+A run takes one call of so many, and the next run others; HOLDFAST_SOAK=1 tries every call (`tests/soak.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import pytest
 from holdfast.engine import Engine, Entry, Receipt, Usage
 from holdfast.engines.memory import MemoryEngine
 from tests.faults.scripted import SPACE, STEPS, Line, clock_at, open_store
+from tests.soak import SOAK, sample
 
 ROOT = Path(__file__).resolve().parents[2]
-SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 TIMEOUT_S = 60
 WRITES = "pwrite64"
 FSYNCS = "fdatasync"
@@ -285,17 +285,11 @@ def count_calls(folder: Path, engine: str) -> Counter[str]:
 def test_a_process_killed_at_any_write_or_fsync_leaves_what_it_acknowledged(
     tmp_path: Path, calls: Counter[str], call: str
 ) -> None:
-    chosen = samples(calls[call], 48 if call == WRITES else 6)
+    chosen = sample(calls[call], 48 if call == WRITES else 6)
     runs = sweep(tmp_path, [Fault(call, "signal=SIGKILL", n) for n in chosen])
     assert {code for code, _ in runs} == {137}
     if SOAK and call in (FSYNCS, WRITES):
         assert {seen.acknowledged for _, seen in runs} >= set(range(len(STEPS)))
-
-
-def samples(count: int, share: int) -> range:
-    """Every call in a soak, otherwise one of `share`, and not the same ones for everybody."""
-    share = 1 if SOAK else min(share, count)
-    return range(1 + count % share, count + 1, share)
 
 
 @pytest.mark.parametrize("mode", ["recover", "die"])
@@ -306,7 +300,7 @@ def test_an_error_of_the_disk_is_told_as_it_is(
     tmp_path: Path, calls: Counter[str], call: str, error: str, mode: str
 ) -> None:
     """One call fails, and the next ones work again."""
-    chosen = samples(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
+    chosen = sample(calls[call], {FSYNCS: 12, READS: 13}.get(call, 72))
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, mode=mode) for n in chosen])
     errors = Counter(name for _, seen in runs for name in seen.errors)
     # SQLite calls a page it cannot read damaged, and does not say whether it may be readable again.
@@ -324,7 +318,7 @@ def test_an_error_of_the_disk_is_told_as_it_is(
 def test_a_disk_that_stays_broken_never_acknowledges_and_never_lies(
     tmp_path: Path, calls: Counter[str], call: str, error: str
 ) -> None:
-    chosen = samples(calls[call], 160 if call == WRITES else 20)
+    chosen = sample(calls[call], 160 if call == WRITES else 20)
     runs = sweep(tmp_path, [Fault(call, f"error={error}", n, lasting=True) for n in chosen])
     assert all(code == 0 for code, _ in runs)
     assert any(seen.errors for _, seen in runs)

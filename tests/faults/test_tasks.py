@@ -31,15 +31,14 @@ from holdfast.testing.servers.redis import RedisServer
 from tests.faults.driver import ROOT
 from tests.processes.conftest import living
 from tests.servers import started
+from tests.soak import SEED, SOAK
 
-SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 TASKS = 2_000 if SOAK else 60
 EFFECTS = 400 if SOAK else 12
 """Of them: tasks that open the store and do something in it."""
 KILLS = 150 if SOAK else 7
 KILL_S = 0.5 if SOAK else 0.2
 HOSTS = 3
-SEED = int(os.environ.get("HOLDFAST_SEED", "11"))
 LEASE = "1s"
 DEADLINE_S = 1800 if SOAK else 90
 SPACE = "desk"

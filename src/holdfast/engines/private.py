@@ -1,5 +1,8 @@
 """Folders and files of a store, made for their user alone: what is kept in them may be secret.
 
+A store is what its path leads to: links are followed first (`real_path`), so that whatever stands beside the file stands beside
+one file, whichever way it was reached.
+
 What is there keeps its mode: who shares a store with other users has said so by chmod, and files beside a shared one are
 made as it is. SQLite does the same with its log and its shared memory.
 """
@@ -21,8 +24,22 @@ OURS: Final = ".holdfast"
 """A folder that nobody but Holdfast uses; version control leaves it alone."""
 
 
+def real_path(path: str | Path) -> Path:
+    """The file that a path leads to, whether it is there or not."""
+    return Path(os.path.realpath(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder, and what is missing above it; OSError where that cannot be."""
+    """Make a folder, and what is missing above it, durably; OSError where that cannot be."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -32,6 +49,7 @@ def make_folder(folder: Path) -> None:
         if not folder.is_dir():
             raise
         return  # another process made it, a moment ago
+    sync_folder(folder.parent)
     if folder.name == OURS:
         (folder / ".gitignore").write_text("*\n")
 

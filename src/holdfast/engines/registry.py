@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import Clock
 from holdfast.engine import Engine
+from holdfast.engines.private import real_path
 from holdfast.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _path(rest: str) -> Path:
     path = rest.removeprefix("//")
     check_path(path, "a store's file")
     try:
-        return Path(path).expanduser().absolute()
+        return real_path(Path(path).expanduser())
     except RuntimeError as exc:
         raise InvalidInput(
             f"{path!r} begins with the home of a user that is not known; write './{path}' if it is a name"

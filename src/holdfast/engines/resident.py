@@ -37,11 +37,13 @@ from holdfast.engines.bells import Bells
 from holdfast.engines.feed import follow
 from holdfast.engines.grouping import Together, Waiting
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.private import real_path
 from holdfast.engines.resident_commit import Done, GroupCommit
 from holdfast.engines.resident_feed import ResidentFeed, Tail
 from holdfast.engines.resident_file import Opened, claim, open_file
 from holdfast.engines.resident_space import ResidentSpace
-from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, copy_file, translating
+from holdfast.engines.sqlite_backup import copy_file
+from holdfast.engines.sqlite_file import REVISION_MAX, FileLock, ForeignFile, connect, translating
 from holdfast.engines.sqlite_rows import Execute
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.offers import Replies, Reply
@@ -71,7 +73,7 @@ class ResidentEngine:
         cls, path: str | Path, *, clock: Clock | None = None, on_failure: OnFailure | None = None
     ) -> ResidentEngine:
         """Own the store, creating the file if there is none. `on_failure` is called once, when the engine has to stop."""
-        path = Path(path).absolute()
+        path = real_path(path)
         lock = FileLock(path)
         try:
             await claim(path, lock)

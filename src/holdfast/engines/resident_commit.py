@@ -13,8 +13,8 @@ the queue, as long as COMMIT is quick. The write-ahead log is folded beside all 
 
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves open what is on the disk:
 OutcomeUnknown for what was accepted. From then on everything is refused (`failure` says why); so it is when the log
-cannot be folded, when a transaction cannot be taken back, and when another program has written to the file, since memory
-would show what the file does not have.
+cannot be folded, when a transaction cannot be taken back, when the file was removed, renamed or replaced, and when another program has
+written to it, since memory would show what the file does not have.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from holdfast.engines.resident_folding import FOLD_PAUSE_S, FOLD_S, Folding, Sli
 from holdfast.engines.resident_log import Log
 from holdfast.engines.resident_space import ResidentSpace
 from holdfast.engines.sqlite_file import FileLock, in_doubt, translate
+from holdfast.engines.sqlite_place import gone
 from holdfast.engines.sqlite_rows import Writer
 from holdfast.errors import Error, OutcomeUnknown, Unavailable
 
@@ -112,6 +113,7 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._writer, self._write = opened.link
         self._data_version = opened.data_version
+        self._gone = gone(self._writer, path)
         self._synchronous = "sync"
         self._turns = Turns("holdfast-resident", self._begin_next, self._commit_at_once)
         self.enter, self.submit = self._turns.enter, self._turns.submit
@@ -286,6 +288,8 @@ class GroupCommit:
         [(version,)] = self._write("PRAGMA data_version").fetchall()
         if version != self._data_version:
             self._fail(f"another program has written to {self._path} while this process owned it; open the store again")
+        elif (reason := self._gone()) is not None:
+            self._fail(reason)
         self.check()
 
     def _commit_rows(self) -> BaseException | None:

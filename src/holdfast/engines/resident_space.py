@@ -105,7 +105,7 @@ class ResidentSpace(Space):
 
     def fill(self) -> None:
         """Load the entries, and what their owners use."""
-        entries = self.entries
+        entries, revision = self.entries, self.revision
         large = dict(self._execute(_LARGE, (self.id,)))
         same: dict[str, str] = {}
         for key, value, version, owner, created_at, updated_at, expires_at, tag in self._execute(_ENTRIES, (self.id,)):
@@ -114,6 +114,8 @@ class ResidentSpace(Space):
                 if value is None:
                     raise DamagedRows(f"the value of {key!r} in space {self.name!r} is missing")
                 self.large.add(key)
+            if version > revision:
+                raise DamagedRows(f"{key!r} in space {self.name!r} is newer than the feed knows of")
             owner, tag = same.setdefault(owner, owner), same.setdefault(tag, tag)
             if updated_at == created_at:
                 updated_at = created_at

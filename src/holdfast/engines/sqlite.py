@@ -17,7 +17,8 @@ machine. Volatile spaces are known to the file by name, and live in this process
 
 Failure. A full disk rolls back: StorageFull, nothing changed. An I/O error in COMMIT leaves the outcome open, because
 the frames may survive a crash: OutcomeUnknown, and this engine refuses further writes until it is opened again, when
-SQLite decides. An I/O error anywhere else rolls back. The file's side of all this is in `sqlite_file.py`.
+SQLite decides. An I/O error anywhere else rolls back. When the file was removed, renamed or replaced, which is looked for
+before each group, no write is taken any more either, and nothing changed (`sqlite_place.py`). The file's side of all this is in `sqlite_file.py`.
 
 Beside a resident engine that owns the file this one can read and watch; see `sqlite_folds.py`.
 """
@@ -44,6 +45,8 @@ from holdfast.engines.feed import follow
 from holdfast.engines.feed_tail import Following, Tails
 from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
+from holdfast.engines.private import real_path
+from holdfast.engines.sqlite_backup import copy_file
 from holdfast.engines.sqlite_feed import SqliteFeed
 from holdfast.engines.sqlite_file import (
     Bell,
@@ -51,13 +54,13 @@ from holdfast.engines.sqlite_file import (
     ForeignFile,
     boot_id,
     connect,
-    copy_file,
     in_doubt,
     prepare,
     translate,
     translating,
 )
 from holdfast.engines.sqlite_folds import fetch_over, fold_all, fold_left, select_over
+from holdfast.engines.sqlite_place import gone
 from holdfast.engines.sqlite_rows import (
     AT_ONCE_MAX,
     GET,
@@ -118,7 +121,7 @@ class SqliteEngine:
     @classmethod
     async def open(cls, path: str | Path, *, clock: Clock | None = None) -> SqliteEngine:
         """Open the store, creating the file if there is none."""
-        path = Path(path).absolute()
+        path = real_path(path)
         lock = FileLock(path)
         try:
             await asyncio.to_thread(prepare, path, lock, boot_id())
@@ -140,6 +143,7 @@ class SqliteEngine:
         with translating(path):
             self._writer = connect(path)
             self._reader = connect(path)
+        self._gone = gone(self._writer, path)
         self._write: Execute = self._writer.cursor().execute
         self._rows = Writer(self._write, self._writer.cursor().executemany)
         self._read_beside: Execute = self._reader.cursor().execute
@@ -258,6 +262,9 @@ class SqliteEngine:
     def _transaction(self, work: Callable[[], T], durability: str = "sync") -> T:
         """With the lock held: run the work, and commit if it wrote anything. A failure leaves nothing behind, or is in doubt."""
         if self._closed or self._failed is not None:
+            self._check_usable()
+        if (reason := self._gone()) is not None:
+            self._failed = reason
             self._check_usable()
         try:
             if durability != self._synchronous:

@@ -11,7 +11,7 @@ from typing import Final
 import apsw
 
 from holdfast.engine import Finding
-from holdfast.engines.sqlite_file import SCHEMA_VERSION, VALUE, WAL_BYTES_KEPT
+from holdfast.engines.sqlite_file import REVISION_BITS, REVISION_MAX, SCHEMA_VERSION, VALUE, WAL_BYTES_KEPT
 
 FREE_BYTES_MIN: Final = 512 * 1024 * 1024
 NETWORK_FILE_SYSTEMS: Final = frozenset(
@@ -28,7 +28,7 @@ def examine(path: Path) -> list[Finding]:
     ]
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        findings += [*_journal(connection), *_integrity(connection), *_usage(connection)]
+        findings += [*_journal(connection), *_integrity(connection), *_usage(connection), *_feed(connection)]
     finally:
         connection.close()
     return [*findings, *_disk(path), *_log(path), *_permissions(path)]
@@ -76,6 +76,23 @@ def _usage(connection: apsw.Connection) -> list[Finding]:
             )
         ]
     return [Finding("ok", "usage", "the counts of keys and bytes are exact")]
+
+
+def _feed(connection: apsw.Connection) -> list[Finding]:
+    """The head of each space against what was committed for certain: no entry is newer than it, and nothing beyond it was forgotten."""
+    behind = connection.execute(
+        "SELECT name, known, head FROM (SELECT name, max(floor, "
+        "coalesce((SELECT max(version) FROM entries WHERE space = spaces.id), 0)) AS known, coalesce((SELECT max(feed.id) FROM feed "
+        "WHERE feed.id BETWEEN spaces.id << ?1 AND (spaces.id << ?1) + ?2) - (spaces.id << ?1), 0) AS head FROM spaces) "
+        "WHERE known > head ORDER BY name",
+        (REVISION_BITS, REVISION_MAX),
+    ).fetchall()
+    if behind:
+        name, known, head = behind[0]
+        more = f", and {len(behind) - 1} spaces more" if len(behind) > 1 else ""
+        text = f"the feed of space {name!r} ends at version {head:,}, and its entries are at {known:,}{more}: versions would be given again"
+        return [Finding("error", "feed", text, "restore it from a backup")]
+    return [Finding("ok", "feed", "no entry is newer than its space's feed")]
 
 
 def _disk(path: Path) -> list[Finding]:

@@ -31,7 +31,8 @@ from typing import Final, TypeVar
 
 import apsw
 
-from holdfast.engines.private import make_file, new_file, open_beside
+from holdfast.engines.private import make_file, open_beside, sync_folder
+from holdfast.engines.sqlite_place import check_place
 from holdfast.errors import Damaged, Error, IncompatibleStore, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
 
 T = TypeVar("T")
@@ -293,37 +294,18 @@ def boot_id() -> str:
         return ""
 
 
-def copy_file(path: Path, target: Path) -> None:
-    """A consistent copy of a store's file as it is now, in a new one; others may go on writing."""
-    with translating(target), new_file(target):
-        source = connect(path)
-        try:
-            source.execute("VACUUM INTO ?", (str(target),))
-        finally:
-            source.close()
-
-
 def _use_wal(connection: apsw.Connection, path: Path) -> None:
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode != [("wal",)]:
         raise Unavailable(f"{path} is on a file system that cannot share memory between processes; use a local disk")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 class FileLock:
     """The turn to write, between processes. Not for use by two threads at once."""
 
     def __init__(self, path: Path) -> None:
-        if path.is_dir():
-            raise InvalidInput(f"{path} is a folder; name a file in it")
+        with translating(path):
+            check_place(path)
         self._path = path
         self._lock = _open_beside(path, "-lock")
         try:

@@ -24,7 +24,8 @@ import apsw
 import msgspec
 
 from holdfast.engine import beyond
-from holdfast.engines.sqlite_file import FileLock, is_ours, sync_folder, translating
+from holdfast.engines.private import sync_folder
+from holdfast.engines.sqlite_file import FileLock, is_ours, translating
 from holdfast.engines.sqlite_rows import Execute, Writer, first_revision, first_row, head_of
 from holdfast.errors import Damaged, Error, InvalidInput, NotFound, Unavailable
 
@@ -151,7 +152,7 @@ class Place:
             return Reached()
         except (apsw.BusyError, apsw.LockedError) as exc:
             raise self._in_use("another program") from exc
-        except (apsw.CorruptError, apsw.NotADBError):
+        except (apsw.CorruptError, apsw.NotADBError, Damaged):
             return None
         except apsw.Error as exc:
             with translating(self.path):
@@ -166,6 +167,8 @@ class Place:
         """Let a file take the store's name; gives the name that the replaced file has from now on, if there was one."""
         aside = None
         with translating(self.path):
+            with made.open("rb") as file:  # before the link: a file with two names is not opened
+                os.fsync(file.fileno())
             if self.path.exists():
                 made.chmod(self.path.stat().st_mode & 0o777)
                 aside = _unused(self.path)
@@ -178,8 +181,6 @@ class Place:
                     os.rename(f"{self.path}-wal", f"{aside}-wal")
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{self.path}-shm")
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
             made.replace(self.path)
             sync_folder(self.path.parent)
         self._lock.unsign()

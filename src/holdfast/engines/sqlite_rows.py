@@ -18,7 +18,7 @@ from holdfast.engine import REQUEST_WINDOW_MS, Batch, ChangeSet, Durability, Ent
 from holdfast.engines.evaluation import Group, ids_upto, keys_of, size_of
 from holdfast.engines.sqlite_file import REVISION_MAX, VALUE, VALUE_INLINE_MAX, feed_id
 from holdfast.engines.stored import Stored
-from holdfast.errors import InvalidInput
+from holdfast.errors import Damaged, InvalidInput
 from holdfast.ids import is_generated
 from holdfast.keys import prefix_end, subspace_of
 
@@ -45,6 +45,9 @@ _DELETE: Final = "DELETE FROM entries WHERE space = ? AND key = ?"
 _DELETE_LARGE: Final = "DELETE FROM large WHERE space = ? AND key = ?"
 _SPACE: Final = "SELECT id, durability, dropped FROM spaces WHERE name = ?"
 _HEAD: Final = "SELECT id - ?1, time, last_id FROM feed WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1"
+_BEHEADED: Final = (
+    "SELECT name FROM spaces WHERE id = ?1 AND (floor > 0 OR EXISTS (SELECT 1 FROM entries WHERE space = ?1))"
+)
 _REVIVE: Final = "UPDATE spaces SET dropped = 0, durability = 'sync', audit_reads = 0, created_at = ? WHERE id = ?"
 _DUE: Final = f"SELECT {COLUMNS} FROM entries WHERE space = ? AND expires_at <= ? ORDER BY expires_at, key LIMIT ?"  # noqa: S608
 _REQUEST: Final = (
@@ -77,8 +80,12 @@ def first_row(execute: Execute, sql: str, values: tuple[Any, ...] = ()) -> Any:
 
 
 def head_of(execute: Execute, space: int) -> tuple[int, int, int]:
-    """A space's revision, time and last assigned id."""
+    """A space's revision, time and last assigned id. Damaged, if there was a commit and the feed does not know."""
     row: tuple[int, int, int] | None = first_row(execute, _HEAD, (feed_id(space, 0), feed_id(space, REVISION_MAX)))
+    if row is None and (name := first_row(execute, _BEHEADED, (space,))) is not None:
+        raise Damaged(
+            f"the feed of space {name[0]!r} is missing, so its versions would be given out again; restore the file from a backup"
+        )
     return (0, 0, 0) if row is None else row
 
 
@@ -467,9 +474,9 @@ class Writer:
                 amount[0] += sign
                 amount[1] += sign * size_of(entry)
         large = {entry.key for entry in replaced if len(entry.value) > VALUE_INLINE_MAX}
+        self.advance(space, revision, ids_upto(entries))  # a space has a head before it has entries
         self.fold(space, {entry.key: entry for entry in entries}, large)
         self._charge(space, usage)
-        self.advance(space, revision, ids_upto(entries))
 
     def advance(self, space: int, revision: int, last_id: int = 0) -> None:
         """Forget the feed and its request ids, and go on after this revision, if the space has not passed it."""
