@@ -21,7 +21,9 @@ SHORT = Limits(
     body_s_max=0.4,
     idle_s_max=1,
     write_s_max=0.5,
-    connections_max=20,
+    connections=20,
+    connections_before_hello=10,
+    requests_per_token_max=8,
     requests_max=10,
     head_bytes_max=8192,
 )
