@@ -156,7 +156,7 @@ class Resource:
                 share = Share(self._port.shares, identity)
                 response = await self._answer(request, identity, share)
             except Error as error:
-                if status_of(error) >= Error.http_status:
+                if status_of(error) >= Error.http_status and not isinstance(error, NoRoom):  # which was told, and paced
                     log.warning("%s %s: %s", request.method, scope["path"], error, extra=dict(current.get()))
                 response = _failed(error)
             await response(scope, receive, send)
