@@ -186,13 +186,15 @@ def _within(value: Any) -> Iterator[Any]:
 
 
 def decode(data: bytes, as_type: type[T] | None = None) -> T:
-    """The value of canonical JSON bytes, as plain Python or as `as_type`."""
+    """The value of canonical JSON bytes, as plain Python or as `as_type`; as `msgspec.Raw` it is not read at all."""
     if as_type is None:
         try:
             value: Any = _decode(data)
             return value  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
+    if as_type is msgspec.Raw:
+        return cast(T, msgspec.Raw(data))
     try:
         # Our own structs come by the dozen: what reads one is made once, and they are not asked for what they have not.
         if type(as_type) is _Struct:
@@ -204,6 +206,21 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as exc:
         name = getattr(as_type, "__name__", str(as_type))
         raise InvalidInput(f"the stored value is not a {name}: {mistake(exc)}") from exc
+
+
+def passed_on(unread: msgspec.Raw) -> msgspec.Raw:
+    """A value that was not read, to be a part of other JSON as it is; Damaged if it would spoil that.
+
+    A large one is not looked at, which would take too long: what is written under rules was (`check_json`).
+    """
+    if memoryview(unread).nbytes > LOOKED_AT_BYTES_MAX:
+        return unread
+    try:
+        if not (data := bytes(unread)).isascii():
+            data.decode()
+        return _skip(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise Damaged(f"a stored value is not JSON: {exc}") from exc
 
 
 def _reader_of(struct: type) -> Callable[[bytes], Any]:

@@ -61,6 +61,12 @@ class Doorkeeper:
     def require(self, identity: Identity, space: str, verb: str) -> None:
         raise NotImplementedError
 
+    def look_at_rate(self, identity: Identity) -> None:
+        raise NotImplementedError
+
+    def charge(self, identity: Identity) -> None:
+        raise NotImplementedError
+
     def ready(self) -> str | None:
         return None
 

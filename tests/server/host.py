@@ -62,6 +62,12 @@ class Everything:
     def require(self, identity: Identity, space: str, verb: str) -> None:
         raise NotImplementedError
 
+    def look_at_rate(self, identity: Identity) -> None:
+        raise NotImplementedError
+
+    def charge(self, identity: Identity) -> None:
+        raise NotImplementedError
+
     def ready(self) -> str | None:
         return None
 

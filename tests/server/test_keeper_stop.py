@@ -154,7 +154,7 @@ async def test_new_settings_count_from_the_next_request_on_and_no_request_fails(
         await _until(noisy, denied=False)  # nobody has sent a signal: it looks at the file itself
         await _logged(keeper, "listen.http changed in the file and needs a restart")
 
-        keeper.write_settings(spaces={"made": {"durability": "async"}}, limits={"connections": 8})
+        keeper.write_settings(spaces={"made": {"durability": "async"}}, limits={"connections_before_hello": 8})
         keeper.signal(signal.SIGHUP)
         async with asyncio.timeout(20):
             while "made" not in await _durabilities(keeper):
@@ -163,7 +163,7 @@ async def test_new_settings_count_from_the_next_request_on_and_no_request_fails(
         socket_of = (socket.create_connection(("127.0.0.1", keeper.http_port)) for _ in range(9))
         with ExitStack() as stack:
             opened = [stack.enter_context(each) for each in socket_of]
-            assert b"503" in opened[-1].recv(100)
+            assert b"503" in opened[0].recv(100)
 
         before = done
         await asyncio.sleep(0.2)

@@ -166,7 +166,13 @@ class Records:
         return [record.key async for record in self.scan(prefix)]
 
     async def scan(
-        self, prefix: str = "", *, after: str | None = None, page: int = 1000, reverse: bool = False
+        self,
+        prefix: str = "",
+        *,
+        after: str | None = None,
+        page: int = 1000,
+        reverse: bool = False,
+        as_type: type[Any] | None = None,
     ) -> AsyncIterator[Record]:
         """All records under a prefix, behind `after`, page by page; a page is one snapshot. A list or set shows with value None.
 
@@ -179,7 +185,7 @@ class Records:
         while True:
             found = await self._engine.scan(self._space, root, after=after, limit=min(page, SCAN_MAX), reverse=reverse)
             for entry in found.entries:
-                yield _record(entry, None, collections=True)
+                yield _record(entry, as_type, collections=True)
             if not found.more:
                 return
             after = found.entries[-1].key
@@ -310,12 +316,18 @@ class Records:
         return [decode(entry.value, as_type) async for entry in self._children(SETS, SET, key)]
 
     async def parts(
-        self, key: str, kind: Literal["list", "set"], *, after: str | None = None, page: int = 1000
+        self,
+        key: str,
+        kind: Literal["list", "set"],
+        *,
+        after: str | None = None,
+        page: int = 1000,
+        as_type: type[Any] | None = None,
     ) -> AsyncIterator[tuple[str, Any]]:
         """The items of a list or the members of a set, each with its place; `after` is the last place already seen."""
         subspace = LISTS if kind == LIST else SETS
         async for entry in self._children(subspace, kind, key, after, page):
-            yield subspace.split(entry.key, 3)[2], decode(entry.value)
+            yield subspace.split(entry.key, 3)[2], decode(entry.value, as_type)
 
     async def _children(
         self, subspace: Subspace, kind: str, key: str, place: str | None = None, limit: int = 1000

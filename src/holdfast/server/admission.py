@@ -1,4 +1,4 @@
-"""Who may be connected to the binary port, so that nobody takes the room of all the others.
+"""Who may be connected to a port, so that nobody takes the room of all the others.
 
     before Hello      at most `connections_before_hello`; whoever has been silent for longest makes room for the next one
     after Hello       at most `connections` in all, and `connections_per_token` of one credential
@@ -6,7 +6,8 @@
 
 Nobody is counted among `connections` before it has said who it is. So somebody without a token takes no place of those who have
 one, and cannot keep them from asking: who says Hello at once is not the one that was silent for longest. A client that comes
-again takes the place of its connection before.
+again takes the place of its connection before. Over HTTP, Hello is the first request with a good token; a later one with another
+token counts for that.
 
 How it fails. Who is refused hears Unavailable, which says why; its client tries again. Refusals are counted (op hello,
 outcome unavailable), and logged like those of all who do not get in (`refusals.py`).
@@ -15,21 +16,46 @@ outcome unavailable), and logged like those of all who do not get in (`refusals.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Error, Unavailable
 from holdfast.identity import Identity
 
-if TYPE_CHECKING:
-    from holdfast.server.binary import BinaryPort
-    from holdfast.server.connection import Connection
+
+class Bounds(Protocol):
+    """How many there may be."""
+
+    @property
+    def connections(self) -> int: ...
+    @property
+    def connections_before_hello(self) -> int: ...
+    @property
+    def connections_per_token(self) -> int: ...
+    @property
+    def connections_for_administrators(self) -> int: ...
+
+
+class Admitting(Protocol):
+    """A port, as far as it lets somebody in."""
+
+    @property
+    def limits(self) -> Bounds: ...
+
+    def observe(self, op: str, outcome: str, seconds: float, /) -> None: ...
+
+
+class Connection(Protocol):
+    """One that comes to a port."""
+
+    def turn_away(self, error: Error) -> None: ...
 
 
 class Admission:
-    """The connections of one port, by who they are."""
+    """The connections of one port, by who they are. `hello` is what they do to say it, in the words of a refusal."""
 
-    def __init__(self, port: BinaryPort) -> None:
+    def __init__(self, port: Admitting, hello: str = "said Hello") -> None:
         self._port = port
+        self._hello = hello
         self._silent: dict[Connection, None] = {}
         """Those that have not said who they are, the oldest first."""
         self._entered: dict[Connection, str] = {}
@@ -45,8 +71,8 @@ class Admission:
             del self._silent[oldest]
             oldest.turn_away(
                 self._refusal(
-                    f"more than {limit:,} connections have not said Hello, and this one has been silent for longest; "
-                    "connect again, and say Hello at once"
+                    f"more than {limit:,} connections have not {self._hello}, and this one has been silent for longest; "
+                    "connect again, and say at once who you are"
                 )
             )
 
@@ -59,6 +85,10 @@ class Admission:
             raise self._refusal(reason)
         self._entered[connection] = identity.token_id
         self._of_token[identity.token_id] += 1
+
+    def known_as(self, connection: Connection) -> str | None:
+        """The id of the token it has entered with."""
+        return self._entered.get(connection)
 
     def _no_room(self, identity: Identity) -> str | None:
         limits, count = self._port.limits, len(self._entered)

@@ -36,6 +36,7 @@ from holdfast.layers.tokens import TokenBook, Tokens
 from holdfast.middleware.denials import Denial, DenialNotes
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.telemetry import Observed
+from holdfast.middleware.tolls import Tolls
 from holdfast.server.backups import Backups
 from holdfast.server.binary import BinaryPort, Limits
 from holdfast.server.config import Config, Tls
@@ -164,6 +165,7 @@ class Keeper:
         self._parts.push_async_callback(denials.close)
         self._notes = denials
         self._policy = Policy(engine, self.clock, self.config.policies, denied=self._denied)
+        self._tolls = Tolls(self._policy)
         self._coordination = Coordination(Leases(self.clock, renew=False), engine)
         self._parts.push_async_callback(self._coordination.close)
         gauges = Gauges(self.store, self.clock)
@@ -312,6 +314,12 @@ class Keeper:
     def require(self, identity: Identity, space: str, verb: str) -> None:
         self._policy.engine_for(identity).require(space, verb)
 
+    def look_at_rate(self, identity: Identity) -> None:
+        self._tolls.look(identity)
+
+    def charge(self, identity: Identity) -> None:
+        self._tolls.charge(identity)
+
     def shown(self, engine: Engine, identity: Identity, name: str) -> Space:
         """A space seen through an engine, on behalf of somebody whose leases are not kept alive here."""
         return self.store.seen_through(engine, name, identity.agent, self._coordination)
@@ -343,6 +351,8 @@ class Observing:
         self.denied = keeper.denied
         self.turned_away = keeper.turned_away
         self.require = keeper.require
+        self.look_at_rate = keeper.look_at_rate
+        self.charge = keeper.charge
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
@@ -373,7 +383,10 @@ def limits_of(config: Config) -> Limits:
 def http_limits_of(config: Config) -> HttpLimits:
     return HttpLimits(
         body_bytes_max=min(config.limits.frame_bytes, BODY_BYTES_MAX),
-        connections_max=config.limits.connections,
+        connections=config.limits.connections,
+        connections_before_hello=config.limits.connections_before_hello,
+        connections_per_token=config.limits.connections_per_token,
+        connections_for_administrators=config.limits.connections_for_administrators,
         lock_ttl_ms=config.timeout_default_ms,
         stop_s_max=PORTS_STOP_S,
     )

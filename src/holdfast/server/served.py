@@ -46,6 +46,14 @@ class Served(Protocol):
         """AccessDenied where its rules do not allow this verb: of what is asked for by its name, whatever is in it."""
         ...
 
+    def look_at_rate(self, identity: Identity) -> None:
+        """RateLimitExceeded if nothing it asks for would pass now; takes nothing."""
+        ...
+
+    def charge(self, identity: Identity) -> None:
+        """A request came to nothing before the rules saw it: it costs 1."""
+        ...
+
     def ready(self) -> str | None:
         """None when requests are taken; otherwise why not."""
         ...

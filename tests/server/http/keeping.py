@@ -41,6 +41,8 @@ class Keeper:
     reason: str | None = None
     around: Callable[[Engine], Engine] = lambda engine: engine
     """What stands between the port and the store: the place of rules."""
+    charged: list[str] = field(default_factory=list)
+    """Whose requests came to nothing."""
 
     def __post_init__(self) -> None:
         self.coordination = Coordination(Leases(self.clock, renew=False))
@@ -68,6 +70,12 @@ class Keeper:
 
     def require(self, identity: Identity, space: str, verb: str) -> None:
         """There are no rules."""
+
+    def look_at_rate(self, identity: Identity) -> None:
+        """There are no rates."""
+
+    def charge(self, identity: Identity) -> None:
+        self.charged.append(identity.agent)
 
     def ready(self) -> str | None:
         return self.reason

@@ -21,7 +21,9 @@ SHORT = Limits(
     body_s_max=0.4,
     idle_s_max=1,
     write_s_max=0.5,
-    connections_max=20,
+    connections=20,
+    connections_before_hello=10,
+    requests_per_token_max=8,
     requests_max=10,
     head_bytes_max=8192,
 )
@@ -196,9 +198,8 @@ async def test_what_is_not_http_gets_an_answer_of_our_shape(port: Running, conne
 async def test_too_many_connections_are_refused_and_the_others_work(port: Running, connect: Connect) -> None:
     async with port.client() as client:
         await client.get("/v1/whoami")
-        raws = [await connect() for _ in range(19)]
-        refused = await connect()
-        status, failure = await refused.answer()
+        raws = [await connect() for _ in range(11)]
+        status, failure = await raws[0].answer()
         assert (status, failure["error"]) == (503, "unavailable")
         assert (await client.get("/v1/whoami")).status_code == 200
         for raw in raws:
@@ -210,11 +211,18 @@ async def test_too_many_connections_are_refused_and_the_others_work(port: Runnin
 async def test_too_many_requests_at_once_are_refused_and_the_others_finish(port: Running) -> None:
     async with port.client("hf_risk") as risk, port.client() as market:
         await risk.post("/v1/spaces/contoso/locks/l", json={"ttl": 60})
-        waits = [asyncio.create_task(market.post("/v1/spaces/contoso/locks/l", json={"wait": 1})) for _ in range(10)]
+        waits = [asyncio.create_task(market.post("/v1/spaces/contoso/locks/l", json={"wait": 1})) for _ in range(8)]
         await asyncio.sleep(0.3)
-        busy = await risk.get("/v1/whoami")
-        assert (busy.status_code, busy.json()["error"]) == (503, "unavailable")
-        assert {answer.status_code for answer in await asyncio.gather(*waits)} == {423}
+        much = await market.get("/v1/whoami")
+        assert (much.status_code, much.json()["error"]) == (429, "rate_limit_exceeded")
+        assert "'market' has 8 requests under way" in much.json()["message"]
+        async with port.client("hf_lead") as lead, port.client("hf_admin") as admin:
+            held = [asyncio.create_task(lead.post("/v1/spaces/contoso/locks/l", json={"wait": 1})) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            busy = await risk.get("/v1/whoami")
+            assert (busy.status_code, busy.json()["error"]) == (503, "unavailable")
+            assert (await admin.get("/v1/spaces")).status_code == 200
+            assert {answer.status_code for answer in await asyncio.gather(*waits, *held)} == {423}
         assert (await risk.get("/v1/whoami")).status_code == 200
 
 

@@ -1,8 +1,9 @@
 """The HTTP port as an application: who asks, for what, and the answer, in that order.
 
-A request passes three things. `Front` gives it a name for the logs, counts it, and turns what nobody expected into a 500
-that tells nothing. `Resource` is one path: it authenticates before anything is read, reads path, query, headers and body by
-the endpoint's types, and runs it. The endpoint does the work.
+A request passes three things. `Front` gives it a name for the logs, and turns what nobody expected into a 500 that tells
+nothing. `Resource` is one path: it authenticates before anything is read, reads path, query and headers, asks for space and rate,
+and only then reads the body, all by the endpoint's types, and runs it. The endpoint does the work. What a request takes
+meanwhile is its share (`shares.py`).
 
 What every answer has: no caching, no guessing of types, the request's X-Request-Id and traceparent. There is no CORS: a
 browser's page of another origin gets nothing.
@@ -29,18 +30,13 @@ from holdfast.clock import elapsed_s
 from holdfast.errors import AuthenticationFailed, Error, NotFound, Unavailable
 from holdfast.identity import EVERY_SPACE, Identity
 from holdfast.server.http.endpoint import NOT_MODIFIED, Answer, Asked, Call, Endpoint
-from holdfast.server.http.failures import MethodNotAllowed, failure_of, headers_of, status_of
+from holdfast.server.http.failures import MethodNotAllowed, NoRoom, failure_of, headers_of, status_of
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
-from holdfast.server.http.reading import (
-    check_path,
-    read_as,
-    read_body,
-    read_headers,
-    read_json,
-    read_query,
-    read_struct,
-)
+from holdfast.server.http.protocol import CONNECTION
+from holdfast.server.http.reading import check_path, read_as, read_headers, read_json, read_query, read_struct
+from holdfast.server.http.shapes import InSpace
+from holdfast.server.http.shares import Share
 from holdfast.server.http.table import ENDPOINTS
 from holdfast.server.http.tracing import bind, bound_request, current
 from holdfast.server.refusals import told
@@ -71,7 +67,7 @@ def make_app(
         by_path.setdefault(each.path, {})[each.method] = each
     routes = [Route(_pattern(path), Resource(port, methods)) for path, methods in by_path.items()]
     nowhere = Route("/{path:rest}", Resource(port, {}))
-    app = Starlette(routes=[*routes, nowhere], middleware=[Middleware(Front, port=port)])
+    app = Starlette(routes=[*routes, nowhere], middleware=[Middleware(Front)])
     app.state.port = port
     return app
 
@@ -99,9 +95,8 @@ register_url_convertor("rest", _Rest())
 class Front:
     """Around everything."""
 
-    def __init__(self, app: ASGIApp, port: Port) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._port = port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,7 +109,7 @@ class Front:
             told.reset(heard)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, bound: Mapping[str, str]) -> None:
-        port, began, status = self._port, elapsed_s(), 0
+        began, status = elapsed_s(), 0
         echoed = {"X-Request-Id": bound["request_id"], **_SECURITY}
         if "traceparent" in bound:
             echoed["traceparent"] = bound["traceparent"]
@@ -126,7 +121,6 @@ class Front:
                 MutableHeaders(scope=message).update(echoed)
             await send(message)
 
-        port.running += 1
         try:
             await self._app(scope, receive, answer)
         except Exception as exc:
@@ -135,7 +129,6 @@ class Front:
                 raise
             await _failed(exc)(scope, receive, answer)
         finally:
-            port.running -= 1
             took_ms = round((elapsed_s() - began) * 1000, 3)
             log.info(
                 "%s %s %d",
@@ -156,17 +149,23 @@ class Resource:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        share: Share | None = None
         try:
-            response = await self._answer(request)
-        except Error as error:
-            if status_of(error) >= Error.http_status:
-                log.warning("%s %s: %s", request.method, scope["path"], error, extra=dict(current.get()))
-            response = _failed(error)
-        await response(scope, receive, send)
+            try:
+                identity = NOBODY if self._open_to(request) else self._authenticate(request)
+                share = Share(self._port.shares, identity)
+                response = await self._answer(request, identity, share)
+            except Error as error:
+                if status_of(error) >= Error.http_status and not isinstance(error, NoRoom):  # which was told, and paced
+                    log.warning("%s %s: %s", request.method, scope["path"], error, extra=dict(current.get()))
+                response = _failed(error)
+            await response(scope, receive, send)
+        finally:
+            if share is not None:
+                share.leave()
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, identity: Identity, share: Share) -> Response:
         began = elapsed_s()
-        identity = NOBODY if self._open_to(request) else self._authenticate(request)
         check_path(request.scope.get("raw_path", b""))
         if not self._methods:
             raise NotFound("there is nothing at this path; /docs tells what there is")
@@ -175,11 +174,11 @@ class Resource:
             raise MethodNotAllowed(f"{request.method} is not possible here", [*self._methods])
         if self._port.stopping.is_set() and not called.is_open:
             raise Unavailable("the server is stopping; repeat the request when it is back")
-        if self._port.running > self._port.limits.requests_max and not called.is_open:
-            raise Unavailable("the server is busy; nothing was done")
-        values = await self._values(called, request)
         call = Call(self._port, identity, request.receive, _asked(called, request, began))
         try:
+            values = await self._values(called, request, call, share)
+            if not called.is_open:
+                share.run()
             answer = await called.run(call, **values)
         except Error as error:
             call.refused(error)
@@ -200,16 +199,34 @@ class Resource:
         if scheme.lower() == "bearer" and token.startswith("hf_"):
             try:
                 identity = self._port.keeper.authenticate(token)
-                bind(agent=identity.agent, **({} if identity.space == EVERY_SPACE else {"space": identity.space}))
-                return identity
             except AuthenticationFailed:
                 pass
+            else:
+                bind(agent=identity.agent, **({} if identity.space == EVERY_SPACE else {"space": identity.space}))
+                self._admit(request, identity)
+                return identity
         refused = AuthenticationFailed(REFUSED)
-        client = request.client
-        self._port.keeper.turned_away("http", refused, "" if client is None else f"{client.host}:{client.port}")
+        self._turned_away(request, refused)
         raise refused from None
 
-    async def _values(self, called: Endpoint, request: Request) -> dict[str, Any]:
+    def _admit(self, request: Request, identity: Identity) -> None:
+        """Its connection counts for this token from now on; NoRoom if there is none."""
+        connection, admission = request.scope["state"][CONNECTION](), self._port.admission
+        if connection is None or admission.known_as(connection) == identity.token_id:
+            return
+        admission.leave(connection)
+        try:
+            admission.enter(connection, identity, None)
+        except Unavailable as exc:
+            refused = NoRoom(str(exc))
+            self._turned_away(request, refused)
+            raise refused from exc
+
+    def _turned_away(self, request: Request, error: Error) -> None:
+        client = request.client
+        self._port.keeper.turned_away("http", error, "" if client is None else f"{client.host}:{client.port}")
+
+    async def _values(self, called: Endpoint, request: Request, call: Call, share: Share) -> dict[str, Any]:
         types = called.types
         query = read_query(request.scope["query_string"])
         values: dict[str, Any] = {}
@@ -221,9 +238,25 @@ class Resource:
         if "headers" in types:
             values["headers"] = read_headers(request.headers, types["headers"])
         if "body" in types:
-            body = read_json(await read_body(request, self._port.limits))
-            values["body"] = body if types["body"] is Any else read_as(body, types["body"], "body")
+            if isinstance(at := values.get("path"), InSpace):
+                call.enter(at.space)
+            values["body"] = await self._body(types["body"], request, call, share)
         return values
+
+    async def _body(self, as_type: Any, request: Request, call: Call, share: Share) -> Any:
+        """The body, of somebody who could have what it asks for; one that comes to nothing costs as much as a small one."""
+        keeper = self._port.keeper
+        keeper.look_at_rate(call.identity)
+
+        def read(data: bytes) -> Any:
+            body = read_json(data)
+            return body if as_type is Any else read_as(body, as_type, "body")
+
+        try:
+            return await self._port.shares.read(await share.body(request), read)
+        except Error:
+            keeper.charge(call.identity)
+            raise
 
 
 def _asked(called: Endpoint, request: Request, began: float) -> Asked:

@@ -57,6 +57,10 @@ class BodyTooSlow(InvalidInput):
     http_status = 408
 
 
+class NoRoom(Unavailable):
+    """There is no room for the connection, which ends with this answer."""
+
+
 class NotJSON(InvalidInput):
     """The body is declared as something else."""
 
@@ -101,6 +105,8 @@ def headers_of(error: Exception) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, RateLimitExceeded):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    if isinstance(error, NoRoom):
+        return {"Retry-After": "1", "Connection": "close"}
     if isinstance(error, Unavailable) and error.http_status == Unavailable.http_status:
         return {"Retry-After": "1"}
     if isinstance(error, MethodNotAllowed):

@@ -17,7 +17,8 @@ PARAMETERS_MAX: Final = 32
 """In a query string."""
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of a body, whatever an operator allows."""
-
+ELEMENTS_MAX: Final = 100_000
+"""Values in a body, lists and objects counted: reading so many takes up to 25 ms, in which the server does nothing else."""
 
 LOCK_TTL_MS_MAX: Final = 30 * 86_400_000
 """Of a lock that nobody renews for its client: more is taken for a mistake, such as nanoseconds in place of seconds."""
@@ -37,9 +38,22 @@ class Limits:
     """Between two requests of a connection."""
     write_s_max: float = 30.0
     """How long a client may take nothing of an answer that waits for it."""
-    connections_max: int = 1000
+    connections: int = 1024
+    """At a time, of those that have shown a token (`server/admission.py`); the next three are about them as well."""
+    connections_before_hello: int = 512
+    """That have not shown a token."""
+    connections_per_token: int = 256
+    connections_for_administrators: int = 16
     requests_max: int = 512
-    """Running at once."""
+    """Running at once, those of administrators not counted among those that are refused."""
+    requests_per_token_max: int = 128
+    """Of them, with one token."""
+    body_bytes_free: int = 16 * 1024
+    """Of every body, that are not counted in the next two."""
+    bodies_bytes_max: int = 256 * 1024 * 1024
+    """Of all bodies that are under way."""
+    bodies_bytes_per_token_max: int = 64 * 1024 * 1024
+    """Of them, with one token."""
     feeds_per_token_max: int = 8
     lock_wait_ms_max: int = 30_000
     lock_ttl_ms: int = 5_000

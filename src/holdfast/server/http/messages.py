@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from holdfast.checking import check_label
 from holdfast.clock import as_datetime
+from holdfast.codec import passed_on
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
 from holdfast.server.http import steps
 from holdfast.server.http.endpoint import Answer, Asked, Call, endpoint
@@ -192,6 +193,8 @@ OPERATIONS: Final = ("Get", "Set", "Delete", "Increment", "CompareAndSwap", "Loc
 STEPS: Final = OPERATIONS[:5]
 """Those that a transaction may have."""
 CONDITIONS: Final = ("Absent", "Present", "VersionIs", "ValueIs", "AtLeast")
+MEMBERS_MAX: Final = 32
+"""Of a payload, or of a step or a condition in it: more than there are."""
 SUFFIXES: Final = ("request", "op", "operation")
 """`GetRequest` and `GetOp` are `Get`."""
 UNITS_MS: Final = {
@@ -222,6 +225,8 @@ _NAMES: Final = {
 def canonical(payload: dict[str, Any], known: tuple[str, ...] = OPERATIONS) -> dict[str, Any]:
     """A payload by its own names. An operation must be one of those that are known; other things that are not stay, and are
     refused by name afterwards."""
+    if len(payload) > MEMBERS_MAX:
+        raise InvalidInput(f"the payload has {len(payload):,} members; what it may have is less than {MEMBERS_MAX}")
     found: dict[str, Any] = {}
     for name, value in payload.items():
         field = _FIELDS.get(_folded(name), name)
@@ -231,7 +236,7 @@ def canonical(payload: dict[str, Any], known: tuple[str, ...] = OPERATIONS) -> d
             value, named = _NAMES.get(_folded(value), value), known if field == "operation" else CONDITIONS
             if value not in named:
                 raise InvalidInput(f"there is no {field} {value[:60]!r} here; there are {', '.join(named)}")
-        elif field in ("operations", "conditions") and isinstance(value, list):
+        elif field in ("operations", "conditions") and isinstance(value, list) and len(value) <= steps.STEPS_MAX:
             value = [canonical(each, STEPS) if isinstance(each, dict) else each for each in value]
         elif field in ("timeout", "ttl", "wait") and isinstance(value, dict):
             value = _seconds(field, value)
@@ -301,7 +306,8 @@ async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dic
     if isinstance(payload, UnlockRequest):
         return {"success": True}, _ms(await space.locks.release(*read_guard(payload.guard), request_id=id))
     if isinstance(payload, GetRequest):
-        return {"value": await space.records.get(payload.key)}, clock.now_ms()
+        value = await space.records.get(payload.key, as_type=msgspec.Raw)
+        return {"value": None if value is None else passed_on(value)}, clock.now_ms()
     space = under(space, payload.guard)
     if isinstance(payload, TransactionRequest):
         call.require(space.name, "Transaction")

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from holdfast.errors import Unavailable
+from holdfast.server.admission import Admission
 from holdfast.server.http.limits import Limits
+from holdfast.server.http.shares import Shares
 from holdfast.server.served import Served
 
 T = TypeVar("T")
@@ -24,12 +26,22 @@ class Port:
         self.keeper = keeper
         self.metrics = metrics
         self.metrics_open = metrics_open
-        self.limits = limits
-        self.stopping = asyncio.Event()
-        self.running = 0
+        self.shares = Shares(limits)
+        self.admission = Admission(self, "shown a token")
         self.feeds: Counter[str] = Counter()
         """Open feeds by token."""
         self._asked: dict[tuple[str, ...], tuple[asyncio.Lock, int]] = {}
+
+    @property
+    def limits(self) -> Limits:
+        return self.shares.limits
+
+    @property
+    def stopping(self) -> asyncio.Event:
+        return self.shares.stopping
+
+    def observe(self, op: str, outcome: str, seconds: float) -> None:
+        """What does not get in is told to the keeper by its connection, with its peer."""
 
     @asynccontextmanager
     async def one_at_a_time(self, *name: str) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
     the head      from the connection, or the first byte of the next request, to its end          408, closed
     the body      from the head to its end; who reads it answers 408 itself, this is behind that   closed
     an answer     that waits to be taken                                                           closed
-    connections   that are too many                                                                503, closed
+    connections   that are too many (`server/admission.py`)                                         503, closed
 
 Between two requests uvicorn's own limit holds. Refusals at this level have the same shape as all others.
 """
@@ -11,16 +11,22 @@ Between two requests uvicorn's own limit holds. Refusals at this level have the 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from weakref import ref
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from holdfast.errors import Error, InvalidInput, Unavailable
+from holdfast.errors import Error, InvalidInput
 from holdfast.server.http.failures import BodyTooSlow, failure_of, status_of
 from holdfast.server.http.limits import Limits
 
+if TYPE_CHECKING:
+    from holdfast.server.http.port import Port
+
+CONNECTION: Final = "holdfast.connection"
+"""In the state of a request: a weak reference to its connection."""
 GRACE_S: Final = 1.0
 """What a body's reader has to answer by itself before the connection is closed."""
 
@@ -28,18 +34,18 @@ GRACE_S: Final = 1.0
 class BoundedProtocol(H11Protocol):
     """One connection."""
 
-    limits: ClassVar[Limits] = Limits()
+    port: ClassVar[Port]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, CONNECTION: ref(self)}
         self._phase: tuple[str, int] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections_max:
-            self._refuse(Unavailable("the server has too many connections; nothing was done"))
+        self.port.admission.come(self)
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -53,6 +59,7 @@ class BoundedProtocol(H11Protocol):
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.port.admission.leave(self)
         self._enter(None)
         self._unstall()
         super().connection_lost(exc)
@@ -67,6 +74,15 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(InvalidInput(f"this is not HTTP, or its head is over {self.limits.head_bytes_max:,} bytes"))
+
+    def turn_away(self, error: Error) -> None:
+        """It has not shown a token, and another one needs its place."""
+        self.port.keeper.turned_away("http", error, "" if self.client is None else "{}:{}".format(*self.client))
+        self._refuse(error)
+
+    @property
+    def limits(self) -> Limits:
+        return self.port.limits
 
     def _look(self) -> None:
         """Which part of a request is outstanding."""
@@ -120,6 +136,6 @@ class BoundedProtocol(H11Protocol):
             self._stall = None
 
 
-def bounded(limits: Limits) -> type[BoundedProtocol]:
-    """Connections with these limits."""
-    return type("Bounded", (BoundedProtocol,), {"limits": limits})
+def bounded(port: Port) -> type[BoundedProtocol]:
+    """Connections of this port, with its limits."""
+    return type("Bounded", (BoundedProtocol,), {"port": port})

@@ -6,7 +6,7 @@
 
 Nothing is done about signals, logging or the event loop: that is the business of whoever runs it. Stopping takes a bounded
 time: no new connection is taken, new requests are refused, feeds and those who stand in line for a lock are told that the
-server stops, what is running is finished; what has not finished within `Limits.stop_s_max` is cut off.
+server stops, bodies that are not here yet are not waited for, what is running is finished; what has not finished within `Limits.stop_s_max` is cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from holdfast.errors import Unavailable
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
-from holdfast.server.http.protocol import BoundedProtocol, bounded
+from holdfast.server.http.protocol import bounded
 from holdfast.server.sockets import unix_socket
 
 PORT: Final = 7421
@@ -79,13 +79,11 @@ class HttpServer:
     def __init__(
         self,
         port: Port,
-        protocol: type[BoundedProtocol],
         server: _Uvicorn,
         task: asyncio.Task[None],
         listening: socket.socket,
     ) -> None:
         self._port = port
-        self._protocol = protocol
         self._server = server
         self._task = task
         self._is_unix = listening.family == socket.AF_UNIX
@@ -101,7 +99,7 @@ class HttpServer:
 
     def limit(self, limits: Limits) -> None:
         """These limits from the next connection and the next request on; what is open stays."""
-        self._port.limits = self._protocol.limits = limits
+        self._port.shares.limits = limits
 
     async def wait(self) -> None:
         """Return when it has stopped."""
@@ -109,7 +107,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Refuse what is new, finish what is running, close."""
-        self._port.stopping.set()
+        self._port.shares.stop()
         self._server.leave.set()
         limit = self._port.limits.stop_s_max + 1
         await asyncio.wait((self._task,), timeout=limit)
@@ -135,10 +133,9 @@ async def serve_http(
     shared: Port = app.state.port
     limits = shared.limits
     listening = unix_socket(Path(path)) if path is not None else _tcp(host, port)
-    protocol = bounded(limits)
     config = uvicorn.Config(
         app,
-        http=protocol,
+        http=bounded(shared),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -155,7 +152,7 @@ async def serve_http(
     config.ssl = tls
     server = _Uvicorn(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    opened = HttpServer(shared, protocol, server, task, listening)
+    opened = HttpServer(shared, server, task, listening)
     while not server.started:
         if task.done():
             raise Unavailable("the HTTP port did not start") from task.exception()

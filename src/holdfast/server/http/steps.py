@@ -4,24 +4,27 @@ Two ways. When nothing must be read first, everything is one batch, and repeatin
 of the first time. When something is read (Get of what the transaction has not written itself, CompareAndSwap of what it
 has incremented), it is a transaction that reads, computes and writes, and its answer is remembered (`layers/answers.py`).
 
-A Get sees the transaction's own writes. Conditions are about how things were before it. A transaction of nothing but Gets
+A Get sees the transaction's own writes. What it reads is passed on as it is stored, and never read, as far as it can be: to be
+remembered it must be, and then it has a bound (`limits.ELEMENTS_MAX`). Conditions are about how things were before it. A transaction of nothing but Gets
 is one snapshot.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from holdfast.clock import Clock
-from holdfast.codec import encode
-from holdfast.engine import Condition, Operation
-from holdfast.errors import Conflict
+from holdfast.codec import encode, integer, passed_on
+from holdfast.engine import Condition, Operation, Put
+from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import shown
 from holdfast.layers.batch import (
     ABSENT,
+    AbsentType,
     absent,
     at_least,
     delete_,
@@ -33,12 +36,17 @@ from holdfast.layers.batch import (
     version_is,
 )
 from holdfast.layers.records import RecordTransaction
+from holdfast.server.http.reading import between_texts
 from holdfast.server.http.shapes import Int64, Key, Lifetime, Version, Wire, Word, plain
 from holdfast.space import Space
 
 STEPS_MAX: Final = 120
 """Of one transaction; a batch has 128 operations, one of which may be the answer."""
 CONDITIONS_MAX: Final = 64
+READ_BYTES_MAX: Final = 16 * 1024 * 1024
+"""What the Gets of one transaction give together."""
+READ_AT_ONCE_BYTES: Final = 64 * 1024
+"""Of what they give, up to here nobody needs to know how many values are in it."""
 
 
 class Step(Wire, frozen=True, tag_field="operation"):
@@ -133,7 +141,7 @@ async def run_steps(
     space: Space, clock: Clock, conditions: list[AnyCondition], steps: list[AnyStep], request_id: str | None
 ) -> Outcome:
     """Do it, or raise and change nothing."""
-    plan = _Plan()
+    plan = _Plan(_Reads())
     if all(plan.add(step) for step in steps):
         receipt = await space.commit(
             *(_condition(condition) for condition in conditions),
@@ -143,27 +151,54 @@ async def run_steps(
         )
         return Outcome([result(receipt.results) for result in plan.results], receipt.at)
 
-    async def work(tx: RecordTransaction) -> Any:
-        for condition in conditions:
-            await _require(tx, condition)
-        return [[await _do(tx, step) for step in steps], clock.now_ms()]
-
     asked = [[plain(condition) for condition in conditions], [plain(step) for step in steps]]
     if all(isinstance(step, Get) for step in steps):
         request_id = None  # it changes nothing: repeating it reads anew
+
+    async def work(tx: RecordTransaction) -> Any:
+        for condition in conditions:
+            await _require(tx, condition)
+        reads = _Reads()
+        results = [await _do(tx, step, reads) for step in steps]
+        if request_id is not None and reads.size > READ_AT_ONCE_BYTES:
+            # Remembered, it is read again.
+            await asyncio.to_thread(
+                between_texts, encode(results, known=True), "what a transaction that writes may read"
+            )
+        return [results, clock.now_ms()]
+
     results, at = await space.records.transact(work, request_id=request_id, asked=asked)
     return Outcome(results, at)
+
+
+class _Reads:
+    """What the Gets of a transaction give."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """In bytes."""
+
+    def give(self, value: Raw | None) -> Raw | None:
+        if value is None:
+            return None
+        self.size += memoryview(value).nbytes
+        if self.size > READ_BYTES_MAX:
+            raise InvalidInput(
+                f"the Gets of one transaction give at most {READ_BYTES_MAX:,} bytes together; nothing was done. Read fewer at once"
+            )
+        return passed_on(value)
 
 
 class _Plan:
     """One batch, made step by step, as long as no step must read something first."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: _Reads) -> None:
+        self._reads = reads
         self.operations: list[Operation] = []
         self.conditions: list[Condition] = []
         self.results: list[Any] = []
         """Functions from a receipt's results."""
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, Raw | AbsentType] = {}
         """What the steps before wrote, or ABSENT."""
         self._sums: dict[str, int] = {}
         """The operation that gave a number that is known to the store alone."""
@@ -178,8 +213,9 @@ class _Plan:
                 return True
             if key not in self._known:
                 return False
-            value = self._known[key]
-            self.results.append(lambda results: None if value is ABSENT else value)
+            known = self._known[key]
+            value = self._reads.give(known if isinstance(known, Raw) else None)
+            self.results.append(lambda results: value)
             return True
         if isinstance(step, Delete):
             self.operations.append(delete_(key))
@@ -192,9 +228,10 @@ class _Plan:
         else:
             if isinstance(step, CompareAndSwap) and not self._compares(step):
                 return False
-            self.operations.append(_put(step))
+            put = _put(step)
+            self.operations.append(put)
             self.results.append(lambda results: True)
-            self._write(key, step.value if isinstance(step, Set) else step.new)
+            self._write(key, Raw(put.value))
         return True
 
     def _compares(self, step: CompareAndSwap) -> bool:
@@ -207,12 +244,12 @@ class _Plan:
             _compare(step, self._known[step.key])
         return True
 
-    def _write(self, key: str, value: Any) -> None:
+    def _write(self, key: str, value: Raw | AbsentType) -> None:
         self._known[key] = value
         self._sums.pop(key, None)
 
 
-def _put(step: Set | CompareAndSwap) -> Operation:
+def _put(step: Set | CompareAndSwap) -> Put:
     if isinstance(step, Set):
         return set_(step.key, step.value, ttl=step.ttl, type=step.type, state=step.state)
     return set_(step.key, step.new, ttl=step.ttl)
@@ -232,10 +269,10 @@ def _condition(condition: AnyCondition) -> Condition:
             return at_least(key, number)
 
 
-async def _do(tx: RecordTransaction, step: AnyStep) -> Any:
+async def _do(tx: RecordTransaction, step: AnyStep, reads: _Reads) -> Any:
     """One step of a transaction that reads."""
     if isinstance(step, Get):
-        return await tx.get(step.key)
+        return reads.give(await tx.get(step.key, as_type=Raw))
     if isinstance(step, Delete):
         existed = await tx.exists(step.key)
         tx.delete(step.key)
@@ -244,16 +281,16 @@ async def _do(tx: RecordTransaction, step: AnyStep) -> Any:
         tx.increment(step.key, step.delta, ttl=step.ttl)
         return await tx.get(step.key)
     if isinstance(step, CompareAndSwap):
-        _compare(step, await tx.get(step.key) if await tx.exists(step.key) else ABSENT)
+        _compare(step, await tx.get(step.key, ABSENT, as_type=Raw))
         tx.set(step.key, step.new, ttl=step.ttl)
     else:
         tx.set(step.key, step.value, ttl=step.ttl, type=step.type, state=step.state)
     return True
 
 
-def _compare(step: CompareAndSwap, value: Any) -> None:
-    holds = value is ABSENT if step.old is None else value is not ABSENT and encode(value) == encode(step.old)
-    if not holds:
+def _compare(step: CompareAndSwap, value: Raw | AbsentType) -> None:
+    """As engines do, by the bytes."""
+    if not (value is ABSENT if step.old is None else isinstance(value, Raw) and bytes(value) == encode(step.old)):
         raise _refused(step.key, "absent" if step.old is None else "value")
 
 
@@ -270,10 +307,10 @@ async def _require(tx: RecordTransaction, condition: AnyCondition) -> None:
             kind, holds = "version", record is not None and record.version == condition.version
         case ValueIs():
             kind = "value"
-            holds = await tx.exists(key) and encode(await tx.get(key)) == encode(condition.value)
+            holds = bytes(await tx.get(key, b"", as_type=Raw)) == encode(condition.value)
         case AtLeast():
-            number = await tx.get(key, 0)
-            kind, holds = "at_least", type(number) is int and number >= condition.number
+            number = integer(bytes(await tx.get(key, b"0", as_type=Raw)))
+            kind, holds = "at_least", number is not None and number >= condition.number
     if not holds:
         raise _refused(key, kind)
 
