@@ -96,6 +96,7 @@ class _Note(msgspec.Struct):
     key: str
     outcome: Outcome
     reason: str = ""
+    request_id: str | None = None
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -457,9 +458,8 @@ class Audit:
         if key.startswith(NOTES):
             note = decode(change.value, _Note)
             key = self._key(note.key)
-            return AuditRecord(
-                commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
-            )
+            told = (commit.version, commit.at, note.actor, note.operation, key, note.outcome, note.request_id)
+            return AuditRecord(*told, reason=note.reason)
         value: Any = None
         if change.value:
             if key.startswith(HIDDEN):
