@@ -98,6 +98,7 @@ class _Note(msgspec.Struct):
     key: str
     outcome: Outcome
     reason: str = ""
+    request_id: str | None = None
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -476,21 +477,20 @@ class Audit:
             try:
                 note = decode(change.value, _Note)
             except (InvalidInput, Damaged):  # no library wrote it; the audit tells of it, and goes on
-                told = {"sha256": hashlib.sha256(change.value).hexdigest()}
+                unread = {"sha256": hashlib.sha256(change.value).hexdigest()}
                 return AuditRecord(
                     commit.version,
                     commit.at,
                     commit.actor,
                     change.op,
                     key,
-                    value=told,
+                    value=unread,
                     size=change.size,
                     reason=UNREADABLE,
                 )
             key = self._key(note.key)
-            return AuditRecord(
-                commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
-            )
+            told = (commit.version, commit.at, note.actor, note.operation, key, note.outcome, note.request_id)
+            return AuditRecord(*told, reason=note.reason)
         value: Any = None
         if change.value:
             if key.startswith(HIDDEN):

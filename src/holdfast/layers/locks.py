@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -49,11 +49,11 @@ from holdfast.engine import (
     Delete,
     Empty,
     Entry,
-    Present,
     Push,
     Put,
     Receipt,
     Touch,
+    ValueIs,
     VersionIs,
 )
 from holdfast.errors import (
@@ -68,8 +68,9 @@ from holdfast.errors import (
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import LEAVING_S, Lease
-from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of, read_line
+from holdfast.layers.lines import LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of, read_line
 from holdfast.layers.scope import Scope
+from holdfast.middleware.line_claims import UNITS_MAX
 
 if TYPE_CHECKING:
     from holdfast.space import Space
@@ -241,9 +242,8 @@ class Wanted:
         self.coordination.leases.lose(lease)
         await self.leave(lease)
         if deadline is not None and now >= deadline:
-            raise LockAcquisitionError(
-                f"{self.called} was not acquired: its lease of {self.ttl_ms / 1000:g} s was over when the answer came; try again, with a longer ttl"
-            )
+            why = f"its lease of {self.ttl_ms / 1000:g} s was over when the answer came; try again, with a longer ttl"
+            raise LockAcquisitionError(f"{self.called} was not acquired: {why}")
         return False
 
     async def _come_first(self) -> Guard | None:
@@ -393,8 +393,7 @@ class Wanted:
         if not await self._wait(lease, deadline):
             return None
         if lease.turn_ms is not None:  # who left before did not do it
-            leases = self.coordination.leases
-            since = await leases.insist(lambda: self._begin(lease, token, None), lease.good_until)
+            since = await self._begin(lease, token, None, lease.good_until)
             return None if since is None else Guard(self, lease, token, since)
         guard = Guard(self, lease, token, self.scope.clock.now_ms())
         guard.begin()
@@ -421,27 +420,41 @@ class Wanted:
         except Error as exc:
             log.warning("that %s is held could not be noted; its lease is renewed all the same: %s", self.called, exc)
 
-    async def _begin(self, lease: Lease, token: int, request_id: str | None) -> int | None:
+    async def _begin(self, lease: Lease, token: int, request_id: str | None, until: int | None = None) -> int | None:
         """One's turn has come: the lease begins anew, with the whole ttl, if it is still there. Gives since when."""
-        return await self._write(lease, token, self.ttl_ms, request_id)
+        return await self._write(lease, token, self.ttl_ms, request_id, until)
 
     async def _shorten(self, lease: Lease, token: int) -> bool:
         """One has to wait, against expectation: the place gets the ttl of who does. False when it was lost."""
         lease.ttl_ms = self.waiting_ms  # before it is known to be shorter it must not be believed to be longer
         return await self._write(lease, token, self.waiting_ms, None) is not None
 
-    async def _write(self, lease: Lease, token: int, ttl_ms: int, request_id: str | None) -> int | None:
-        """Write one's place with another ttl, from now on; gives the time, or None when it is gone."""
+    async def _write(
+        self, lease: Lease, token: int, ttl_ms: int, request_id: str | None, until: int | None = None
+    ) -> int | None:
+        """Write one's place with another ttl, from now on; gives the time, or None when it is gone. It is tried `until` then."""
+        scope, leases = self.scope, self.coordination.leases
         put = Put(lease.key, encode(self._place(token)), ttl_ms)
-        sent_at = self.scope.clock.now_ms()
+        said = lease.value or encode(self._place())  # by which a policy sees that nobody takes more than it had
+        batch = scope.batch((put,), (ValueIs(lease.key, said),), request_id)
+        sent_at = scope.clock.now_ms()
+
+        def send() -> Awaitable[Receipt]:
+            nonlocal batch
+            sending, batch = batch, replace(batch, fresh=False)  # again it is the same request
+            return scope.sent(sending)
+
         try:
-            receipt = await self.scope.commit((put,), (Present(lease.key),), request_id)
+            receipt = await (send() if until is None else leases.insist(send, until))
         except Conflict:
-            if self.coordination.leases.keeps(lease):  # else it was given up meanwhile
-                self.coordination.leases.lose(lease)
+            if leases.keeps(lease):  # else it was given up meanwhile
+                leases.lose(lease)
             return None
-        written_at = sent_at if request_id is None else min(sent_at, receipt.at)  # it may be an old receipt
-        self.coordination.leases.written(lease, written_at, ttl_ms)
+        scope.session.saw(receipt.version)
+        leases.written(
+            lease, sent_at if request_id is None else min(sent_at, receipt.at), ttl_ms
+        )  # it may be an old receipt
+        lease.value = put.value
         return receipt.at
 
     def left(self, lease: Lease, version: int) -> None:
@@ -508,7 +521,7 @@ class Wanted:
                 size = permits_of(conflict.actual)
                 if size is None:
                     raise InvalidInput(
-                        f"what is stored under {key!r} is no number of permits; an administrator has to delete it"
+                        f"what is stored under {key!r} is no number of permits; an orchestrator has to delete it"
                     ) from conflict
                 known = size, conflict.actual.version
             self.coordination.sizes[f"{self.scope.space} {key}"] = known
