@@ -252,7 +252,9 @@ async def _do(tx: RecordTransaction, step: AnyStep) -> Any:
 
 
 def _compare(step: CompareAndSwap, value: Any) -> None:
-    holds = value is ABSENT if step.old is None else value is not ABSENT and encode(value) == encode(step.old)
+    holds = (
+        value is ABSENT if step.old is None else value is not ABSENT and encode(value, known=True) == encode(step.old)
+    )
     if not holds:
         raise _refused(step.key, "absent" if step.old is None else "value")
 
@@ -270,7 +272,7 @@ async def _require(tx: RecordTransaction, condition: AnyCondition) -> None:
             kind, holds = "version", record is not None and record.version == condition.version
         case ValueIs():
             kind = "value"
-            holds = await tx.exists(key) and encode(await tx.get(key)) == encode(condition.value)
+            holds = await tx.exists(key) and encode(await tx.get(key), known=True) == encode(condition.value)
         case AtLeast():
             number = await tx.get(key, 0)
             kind, holds = "at_least", type(number) is int and number >= condition.number
