@@ -5,6 +5,9 @@ understanding them. Numbers keep their kind: `1` and `1.0` are different values.
 JSON has no word for them. Dataclasses, TypedDicts, msgspec structs and pydantic models go in as they are and come out
 typed when the caller names the type; datetimes, UUIDs, Decimals and bytes are text unless read back typed. Nothing
 stored is ever executed: there is no pickle here.
+
+How deep a value may be nested is fixed (`NESTING_MAX`), so that what one process wrote every other can read: left to the
+interpreter it would depend on its version, and on how deep in calls it happens to be.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ WHOLE_BYTES_MAX: Final = 16 * 1024
 """Up to here a foreign value is looked at by reading it; beyond, that would take too long."""
 LOOKED_AT_BYTES_MAX: Final = 256 * 1024
 """Up to here it is read all the same where a number in it may be too large to be read again."""
+NESTING_MAX: Final = 100
+"""Levels of lists and objects in a value that is given, with what its layer puts around it before it is encoded."""
+STORED_NESTING_MAX: Final = 128
+"""Levels in a value that somebody else encoded: the rest is for what layers put around values they have read."""
+NESTING_WORK_MAX: Final = 32 * 1024 * 1024
+"""Brackets looked at to tell how deep one value is; no value that is a tree of anything needs as many."""
 STRUCTS_MAX: Final = 1024
 _INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
@@ -118,14 +127,23 @@ _NUMERALS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _FAR: Final = (b"0" * 200, b"e000", b"e+000")
 """One of these is in every number, written with `_NUMERALS`, that is too large to be read."""
 _TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
+_NO_MARK: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 
-def encode(value: Any, *, known: bool = False) -> bytes:
-    """The canonical JSON bytes of a value. What is `known` was read or encoded before: no NaN is looked for in it."""
+def encode(value: Any, *, known: bool = False, levels: int = NESTING_MAX) -> bytes:
+    """The canonical JSON bytes of a value, nested at most so many `levels`.
+
+    What is `known` was read or encoded before: neither NaN is looked for in it, nor how deep it is.
+    """
     try:
         data = _encode(value)
     except RecursionError:
-        raise InvalidInput("the value is nested too deeply, or contains itself") from None
+        raise InvalidInput(
+            f"the value is nested more than {levels} levels deep, or contains itself; make it flatter, or keep parts of it "
+            "as records of their own"
+        ) from None
     except UnicodeEncodeError:
         raise InvalidInput("the value contains text with a lone surrogate, which is not valid Unicode") from None
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
@@ -133,6 +151,8 @@ def encode(value: Any, *, known: bool = False) -> bytes:
     # NaN and infinity come out as null: only then is it worth looking for them, and never in a text.
     if type(value) is not str and not known and b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
+    if len(data) > 2 * levels and not known:  # written out: a level takes two bytes at least, and most values are small
+        _check_nesting(data, levels)
     return data
 
 
@@ -191,7 +211,12 @@ def decode(data: bytes, as_type: type[T] | None = None) -> T:
         try:
             value: Any = _decode(data)
             return value  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        except RecursionError as exc:
+            raise Damaged(
+                "a stored value is nested too deeply to be read here: an older version took it, or an administrator wrote it; "
+                "write it anew, or read it where fewer calls are under way"
+            ) from exc
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise Damaged(f"a stored value is not JSON: {exc}") from exc
     if as_type is msgspec.Raw:
         return cast(T, msgspec.Raw(data))
@@ -260,21 +285,60 @@ _WORDS: Final = {
 }
 
 
-def check_json(data: bytes) -> None:
+def check_json(data: bytes, *, levels: int = STORED_NESTING_MAX) -> None:
     """Refuse what `decode` could not read, before it is stored: for values that somebody else encoded."""
-    check_all_json((data,))
+    check_all_json((data,), levels)
 
 
-def check_all_json(values: Iterable[bytes]) -> None:
+def check_all_json(values: Iterable[bytes], levels: int = STORED_NESTING_MAX) -> None:
     """`check_json` of each."""
+    shallow = 2 * levels
     try:
         for data in values:
-            if len(data) <= WHOLE_BYTES_MAX:
+            if (size := len(data)) <= WHOLE_BYTES_MAX:
                 _decode(data)
             else:
                 _check_large(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            if size > shallow:
+                _check_nesting(data, levels)
+    except RecursionError:
+        raise _too_deep(levels) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"a value must be JSON: {exc}") from None
+
+
+def _too_deep(levels: int) -> InvalidInput:
+    return InvalidInput(
+        f"a value must be JSON nested at most {levels} levels deep, and this one is deeper; make it flatter, or keep parts "
+        "of it as records of their own"
+    )
+
+
+def _check_nesting(data: bytes, levels: int) -> None:
+    if is_deeper(data, levels):
+        raise _too_deep(levels)
+
+
+def is_deeper(data: bytes, levels: int) -> bool:
+    """Whether lists and objects are nested in this JSON more than so many levels deep.
+
+    By its brackets, without recursion: pairs with nothing between them are taken away level by level. A value so full of
+    them that this would take too long counts as deeper.
+    """
+    if len(data) <= 2 * levels or len(data.translate(None, _NO_OPENING)) <= levels:
+        return False
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = data.translate(_SQUARE, _NO_MARK).replace(b'""', b"")
+    if b'"' in data:
+        data = b"".join(data.split(b'"')[::2])  # what is outside of texts
+    work = 0
+    for _ in range(levels):
+        work += len(data)
+        if not data or work > NESTING_WORK_MAX:
+            break
+        data = data.replace(b"[]", b"")
+    return bool(data)
 
 
 def _check_large(data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast.clock import Duration, duration_ms, wait_ms
-from holdfast.engine import Condition, Operation, Present, Receipt, SpaceInfo, cursor_at
+from holdfast.engine import Condition, Mine, Operation, Present, Receipt, SpaceInfo, cursor_at
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.identity import Secret
 from holdfast.identity import check_agent as check_agent
@@ -193,10 +193,14 @@ class Space:
         )
 
     def guarded_by(self, kind: Kind, name: str, id: str) -> Space:
-        """What `guard.space` is, for a guard that was acquired in another process: writes only as long as it is held."""
+        """What `guard.space` is, for a guard this agent acquired in another process: writes only as long as it is held.
+
+        Another agent's is AccessDenied. Whether its turn had come `locks.waits` tells; once it has, it does not go.
+        """
         from holdfast.layers.lines import LOCKS
 
-        return self._view(self._scope.guarded(Present(LOCKS.key(kind, name, id))))
+        key = LOCKS.key(kind, name, id)
+        return self._view(self._scope.guarded(Mine(key), Present(key)))
 
     @cached_property
     def correlations(self) -> Correlations:

@@ -44,6 +44,7 @@ def test_values_that_cannot_be_are_refused(cli: Cli) -> None:
     assert "40" in cli("set", "k", "-", stdin=b"x" * (41 * 1024 * 1024), code=2).err
     assert "lone surrogate" in cli("set", "k", "lone\ud800", code=2).err
     assert "nested too deeply" in cli("set", "k", "-", stdin="[" * 100_000, code=2).err
+    assert "nested at most 100 levels" in cli("set", "k", "-", stdin="[" * 101 + "]" * 101, code=2).err
     cli("set", "k", "-", stdin="x" * (10 * 1024 * 1024 - 2))
     assert len(cli("get", "k").out) == 10 * 1024 * 1024 - 1
 

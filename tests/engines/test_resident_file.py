@@ -20,6 +20,7 @@ from holdfast.engines import resident_feed, resident_file, resident_log
 from holdfast.engines.registry import open_engine
 from holdfast.engines.resident import ResidentEngine
 from holdfast.engines.sqlite import SqliteEngine
+from holdfast.engines.sqlite_file import in_doubt, translate
 from holdfast.errors import Damaged, OutcomeUnknown, StorageFull, Unavailable
 from holdfast.ids import new_id
 
@@ -565,3 +566,11 @@ async def test_a_disk_that_fails_while_the_store_is_opened_is_told_in_words(
         with pytest.raises(Unavailable, match=r"team\.db"):
             await ResidentEngine.open(tmp_path / "team.db")
     await (await ResidentEngine.open(tmp_path / "team.db")).close()
+
+
+@pytest.mark.parametrize("error", [apsw.FullError, apsw.CorruptError, apsw.BusyError, apsw.SQLError])
+def test_an_error_of_the_file_names_it_without_the_folder_it_is_in(error: type[apsw.Error]) -> None:
+    path = Path("/srv/secret/team.db")
+    for told in (translate(path, error("x")), in_doubt(path, error("x"))):
+        assert "team.db" in str(told)
+        assert "secret" not in str(told)

@@ -12,6 +12,9 @@ import pytest
 
 import holdfast
 from holdfast import Error, IncompatibleStore, InvalidInput, ManualClock, Retention, Space, Store, Unavailable
+from holdfast.codec import NESTING_MAX, encode
+from holdfast.engine import Batch, Entry, Put
+from holdfast.layers.transfer import export_lines, read_lines
 from tests.layers.conftest import everything
 
 BAD_KEYS = {
@@ -421,3 +424,44 @@ async def test_what_is_no_list_of_keys_no_page_no_type_and_no_number_of_attempts
     with pytest.raises(InvalidInput, match="must not be empty"):
         await space.records.set("k", 1, type="")
     assert await space.records.keys() == []
+
+
+def nested(levels: int) -> Any:
+    value: Any = "[[["  # brackets in a text are no levels
+    for level in range(levels):
+        value = {"a": value} if level % 2 else [value, "]", 1]
+    return value
+
+
+async def test_a_value_nested_deeper_than_the_limit_is_refused_by_everything_that_writes_one(space: Space) -> None:
+    records = space.records
+    await records.set("k", nested(NESTING_MAX))
+    assert await records.get("k") == nested(NESTING_MAX)
+    await records.append_to_list("l", nested(NESTING_MAX), request_id="r")  # what is remembered has it inside of more
+    before, deep = await everything(space), nested(NESTING_MAX + 1)
+    calls = [
+        lambda: records.set("k", deep),
+        lambda: records.compare_and_swap("k", deep, expect=nested(NESTING_MAX)),
+        lambda: records.append_to_list("l", deep),
+        lambda: records.add_to_set("s", deep),
+        lambda: space.queue("q").put(deep),
+        lambda: space.document("d").contribute(deep),
+    ]
+    for call in calls:
+        with pytest.raises(
+            InvalidInput, match="nested at most 100 levels deep, and this one is deeper; make it flatter"
+        ):
+            await call()
+    assert await everything(space) == before
+
+
+async def test_a_value_that_an_older_version_stored_deeper_is_read_exported_and_imported() -> None:
+    value = b"[" * 500 + b"]" * 500
+    async with holdfast.open("memory:", background=False) as store:
+        await store.engine.commit("contoso", Batch("a", (Put("records/old", value),)))
+        space = store.space("contoso", agent="a")
+        assert encode(await space.records.get("old"), known=True) == value
+        assert [record.key async for record in space.records.scan()] == await space.records.keys() == ["old"]
+        lines = [line async for line in export_lines(store.engine, "contoso")]
+        [imported] = [item for item in read_lines(lines) if isinstance(item, Entry) and item.key == "records/old"]
+        assert imported.value == value

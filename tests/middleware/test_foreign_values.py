@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import ManualClock
-from holdfast.codec import LOOKED_AT_BYTES_MAX, WHOLE_BYTES_MAX, check_json, decode
+from holdfast.codec import LOOKED_AT_BYTES_MAX, STORED_NESTING_MAX, WHOLE_BYTES_MAX, check_json, decode, is_deeper
 from holdfast.engine import Batch, Delete, Push, Put
 from holdfast.errors import Damaged, Error, InvalidInput
 from holdfast.layers.caretaker import PRUNE_MS
@@ -152,3 +153,58 @@ def test_a_stored_value_that_cannot_be_read_is_always_told_as_such() -> None:
             decode(value)
         with pytest.raises(Error):
             decode(value, dict)
+
+
+def deep(levels: int) -> bytes:
+    return b'{"a":[' * (levels // 2) + b"[" * (levels % 2) + b"]" * (levels % 2) + b"]}" * (levels // 2)
+
+
+@pytest.mark.parametrize("filling", [0, WHOLE_BYTES_MAX], ids=["small", "large"])
+async def test_a_value_nested_deeper_than_is_stored_is_refused_however_it_comes(filling: int) -> None:
+    keeper = Keeper()
+    agent, text = keeper.engine_of("a"), b'"' + b"[" * filling + b'"'
+    fits, too_deep = (
+        b"[" + text + b"," + deep(levels - 1) + b"]" for levels in (STORED_NESTING_MAX, STORED_NESTING_MAX + 1)
+    )
+    await agent.commit(SPACE, batch("a", Put("records/k", fits)))
+    for operations in ((Put("records/k", too_deep),), (Put("records/o", b"1"), Push("lists/l/1/", too_deep))):
+        with pytest.raises(InvalidInput, match="nested at most 128 levels deep"):
+            await agent.commit(SPACE, batch("a", *operations))
+    assert {key: entry.value for key, entry in (await keeper.entries()).items()} == {"records/k": fits}
+
+
+def test_how_deep_a_value_may_be_does_not_depend_on_how_deep_in_calls_it_is_checked() -> None:
+    def within(calls: int, value: bytes) -> None:
+        within(calls - 1, value) if calls else check_json(value)
+
+    for calls in (0, 300):
+        within(calls, deep(STORED_NESTING_MAX))
+        with pytest.raises(InvalidInput):
+            within(calls, deep(STORED_NESTING_MAX + 1))
+
+
+texts = st.sampled_from(["", '"', "\\", "[", '{"', '\\"', '\\\\"[[', "a]]", "\n[", "é[", "\\n{{"])
+
+
+@given(
+    st.recursive(
+        texts | st.integers() | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    ),
+    st.booleans(),
+)
+def test_how_deep_a_value_is_its_brackets_tell_whatever_its_texts_are(value: object, ascii: bool) -> None:
+    def depth(value: object) -> int:
+        if not isinstance(value, dict | list):
+            return 0
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+    data = json.dumps(value, ensure_ascii=ascii).encode()
+    for levels in range(8):
+        assert is_deeper(data, levels) == (depth(value) > levels)
+
+
+def test_a_value_full_of_brackets_is_refused_before_it_takes_long() -> None:
+    chains = b",".join([b"[" * 100 + b"]" * 100] * 10_000)
+    assert is_deeper(b"[" + chains + b"]", STORED_NESTING_MAX)
+    assert not is_deeper(b"[" + b"[]," * 1_000_000 + b"[]]", STORED_NESTING_MAX)

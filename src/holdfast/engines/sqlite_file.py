@@ -514,25 +514,32 @@ class translating:
 
 
 def translate(path: Path, exc: apsw.Error) -> Error:
-    """What a SQLite error means to the caller, when nothing was committed."""
+    """What a SQLite error means to the caller, when nothing was committed.
+
+    It names the file without its folder: a keeper's clients hear it, to whom the paths of its host are nothing.
+    """
     if isinstance(exc, apsw.FullError):
-        return StorageFull(f"the disk that holds {path} is full; nothing was changed. Free some space and try again")
+        return StorageFull(
+            f"the disk that holds {path.name} is full; nothing was changed. Free some space and try again"
+        )
     if isinstance(exc, apsw.NotADBError):
-        return ForeignFile(f"{path} is not a SQLite file; nothing was changed")
+        return ForeignFile(f"{path.name} is not a SQLite file; nothing was changed")
     if isinstance(exc, apsw.CorruptError):
-        return Damaged(f"{path} is damaged ({exc}); restore it from a backup")
+        return Damaged(f"{path.name} is damaged ({exc}); restore it from a backup")
     if isinstance(exc, apsw.BusyError | apsw.LockedError):
-        return Unavailable(f"{path} has been locked by another program for {BUSY_MS // 1000} s; nothing was changed")
+        return Unavailable(
+            f"{path.name} has been locked by another program for {BUSY_MS // 1000} s; nothing was changed"
+        )
     if isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError):
-        return Unavailable(f"{path} cannot be opened for writing ({exc}); check the folder and its permissions")
+        return Unavailable(f"{path.name} cannot be opened for writing ({exc}); check the folder and its permissions")
     if isinstance(exc, apsw.IOError) and _lacks_room(path, exc):
         return StorageFull(
-            f"the disk that holds {path} is full; whoever opens the store needs some room there, also to read it. "
+            f"the disk that holds {path.name} is full; whoever opens the store needs some room there, also to read it. "
             "Nothing was changed. Free some space and try again"
         )
     if isinstance(exc, apsw.IOError):
-        return Unavailable(f"the disk that holds {path} failed ({exc}); nothing was changed. Check the disk")
-    return Unavailable(f"SQLite refused to work on {path}: {exc}")
+        return Unavailable(f"the disk that holds {path.name} failed ({exc}); nothing was changed. Check the disk")
+    return Unavailable(f"SQLite refused to work on {path.name}: {exc}")
 
 
 _NO_INDEX: Final = frozenset({apsw.SQLITE_IOERR_SHMOPEN, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP})
@@ -554,14 +561,16 @@ def _lacks_room(path: Path, exc: apsw.IOError) -> bool:
 def in_doubt(path: Path, exc: BaseException) -> OutcomeUnknown:
     """A COMMIT that failed on the disk: its frames may or may not survive."""
     return OutcomeUnknown(
-        f"writing to the disk that holds {path} failed during a commit ({exc}): it may or may not have happened. "
+        f"writing to the disk that holds {path.name} failed during a commit ({exc}): it may or may not have happened. "
         "Check the disk, open the store again and repeat the request with the same request id"
     )
 
 
 def _cannot_open(path: Path, exc: OSError) -> Error:
     if exc.errno == errno.ENOSPC:
-        return StorageFull(f"the disk that holds {path} is full; nothing was changed. Free some space and try again")
+        return StorageFull(
+            f"the disk that holds {path.name} is full; nothing was changed. Free some space and try again"
+        )
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return InvalidInput(f"the folder of {path} does not exist; create it, or name another path")
     if exc.errno == errno.EISDIR:

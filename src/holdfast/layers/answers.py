@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.checking import check_label
-from holdfast.codec import decode, encode
+from holdfast.codec import STORED_NESTING_MAX, decode, encode
 from holdfast.engine import REQUEST_ID_BYTES_MAX, REQUEST_WINDOW_MS, Put
 from holdfast.errors import InvalidInput
 from holdfast.keys import Subspace
@@ -41,7 +41,7 @@ async def once(transaction: Transaction, request_id: str | None, asked: Any, wor
         return answer
     if transaction.operations:
         transaction.put(remembering(transaction.scope, request_id, asked, answer))
-    return decode(encode(answer))
+    return decode(encode(answer, levels=STORED_NESTING_MAX))
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -70,7 +70,9 @@ async def answered(transaction: Transaction, request_id: str | None, asked: Any)
 
 def remembering(scope: Scope, request_id: str, asked: Any, answer: Any) -> Put:
     """The operation by which a commit remembers its answer."""
-    return Put(answer_key(scope, request_id), encode([_digest(asked), answer]), REQUEST_WINDOW_MS)
+    return Put(
+        answer_key(scope, request_id), encode([_digest(asked), answer], levels=STORED_NESTING_MAX), REQUEST_WINDOW_MS
+    )
 
 
 def answer_key(scope: Scope, request_id: str) -> str:
@@ -78,4 +80,4 @@ def answer_key(scope: Scope, request_id: str) -> str:
 
 
 def _digest(asked: Any) -> str:
-    return hashlib.sha256(encode(asked)).hexdigest()
+    return hashlib.sha256(encode(asked, levels=STORED_NESTING_MAX)).hexdigest()

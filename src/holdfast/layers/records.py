@@ -163,21 +163,22 @@ class Records:
 
     async def keys(self, prefix: str = "") -> Items[str]:
         """The names of all records, lists and sets that begin with the prefix, in order."""
-        return [record.key async for record in self.scan(prefix)]
+        return [entry.key.removeprefix(RECORDS.root) async for entry in self.entries(prefix)]
 
     async def scan(
-        self,
-        prefix: str = "",
-        *,
-        after: str | None = None,
-        page: int = 1000,
-        reverse: bool = False,
-        as_type: type[Any] | None = None,
+        self, prefix: str = "", *, after: str | None = None, page: int = 1000, reverse: bool = False
     ) -> AsyncIterator[Record]:
         """All records under a prefix, behind `after`, page by page; a page is one snapshot. A list or set shows with value None.
 
         Values are as they are stored, also those of an older version of their type's schema: `schema_version` tells.
         """
+        async for entry in self.entries(prefix, after=after, page=page, reverse=reverse):
+            yield record_of(entry)
+
+    async def entries(
+        self, prefix: str = "", *, after: str | None = None, page: int = 1000, reverse: bool = False
+    ) -> AsyncIterator[Entry]:
+        """What `scan` shows as records, as the engine keeps it: for who goes on where a value cannot be read."""
         root = RECORDS.root + check_prefix(prefix)
         after = None if after is None else record_key(after)
         if type(page) is not int or page < 1:
@@ -185,7 +186,7 @@ class Records:
         while True:
             found = await self._engine.scan(self._space, root, after=after, limit=min(page, SCAN_MAX), reverse=reverse)
             for entry in found.entries:
-                yield _record(entry, as_type, collections=True)
+                yield entry
             if not found.more:
                 return
             after = found.entries[-1].key
@@ -524,6 +525,11 @@ def _refuse_collection(entry: Entry) -> None:
 def _check_count(values: tuple[Any, ...]) -> None:
     if not 0 < len(values) <= ITEMS_MAX:
         raise InvalidInput(f"give between 1 and {ITEMS_MAX} values at once, not {len(values)}")
+
+
+def record_of(entry: Entry) -> Record:
+    """A record as it is stored; a list or set shows with value None."""
+    return _record(entry, None, collections=True)
 
 
 def _record(entry: Entry, as_type: type[Any] | None, *, collections: bool = False) -> Record:

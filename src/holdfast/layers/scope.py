@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.engine import Batch, Condition, Durability, Engine, Operation, Present, Receipt
-from holdfast.errors import Conflict, LeaseLost
+from holdfast.engine import Batch, Condition, Durability, Engine, Mine, Operation, Present, Receipt
+from holdfast.errors import AccessDenied, Conflict, LeaseLost
 from holdfast.ids import new_id
 from holdfast.layers.session import Session
 from holdfast.offers import Caches
@@ -33,7 +33,7 @@ class Scope(msgspec.Struct, frozen=True):
     clock: Clock
     retention: Retention
     redaction: Redaction
-    guards: tuple[Present, ...] = ()
+    guards: tuple[Present | Mine, ...] = ()
     session: Session = msgspec.field(default_factory=Session)
     caches: Caches | None = None
     """The engine, if it has a hot tier: known by itself."""
@@ -81,6 +81,10 @@ class Scope(msgspec.Struct, frozen=True):
             return await self.engine.commit(self.space, batch)
         except Conflict as conflict:
             if conflict.key in {guard.key for guard in self.guards}:
+                if conflict.condition == "mine":
+                    raise AccessDenied(
+                        f"nothing was written: {conflict.key!r} belongs to another agent, and only that one writes under it"
+                    ) from conflict
                 raise LeaseLost(f"nothing was written: the lease on {conflict.key!r} has ended") from conflict
             raise
 
@@ -93,7 +97,7 @@ class Scope(msgspec.Struct, frozen=True):
             self._durability.append(found[0].durability)
         return self._durability[0]
 
-    def guarded(self, *conditions: Present) -> Scope:
+    def guarded(self, *conditions: Present | Mine) -> Scope:
         """The same scope, whose every write also needs these conditions to hold."""
         return msgspec.structs.replace(self, guards=(*self.guards, *conditions))
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.clock import as_datetime, as_text
-from holdfast.codec import decode
+from holdfast.codec import NESTING_MAX, decode, is_deeper
 from holdfast.engine import Entry
 from holdfast.errors import Error, InvalidInput
 from holdfast.identity import check_agent
@@ -99,6 +99,8 @@ async def gather(scope: Scope, states: Iterable[State], group: str = SIGNALS) ->
 
 def signal_of(value: bytes, agent: str, state: State) -> dict[str, Any] | None:
     """What is kept as an agent's signal to this run of a correlation; None when it is none."""
+    if is_deeper(value, NESTING_MAX):
+        return None  # it would be too deep for the state and the decision that tell of it
     try:
         sent = decode(value, Sent)
         if sent.run != state.run or not sent.signal.keys() >= REQUIRED:

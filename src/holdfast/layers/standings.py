@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from holdfast.clock import Duration, as_datetime, duration_ms
 from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Empty, Entry, Mine, Present, Touch
@@ -19,6 +20,8 @@ from holdfast.layers.lines import KINDS, LOCKS, PERMITS, Kind, Place, in_turn, p
 from holdfast.layers.scope import Scope
 
 Items = list
+LOOK_PAGE: Final = 64
+"""Places read at a time to see whether one of them has its turn: mostly the first has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,20 @@ class Locks:
         if kind not in ("semaphore", "pool"):
             raise InvalidInput(f"a semaphore or a pool has a size, and no {kind}")
         await self._scope.commit((Delete(PERMITS.key(kind, name)),), (Empty(LOCKS.prefix(kind, name)),))
+
+    async def waits(self, kind: Kind, name: str, id: str) -> bool:
+        """Whether what has this id stands in the line and its turn has not come yet."""
+        key, prefix = LOCKS.key(kind, name, id), LOCKS.prefix(kind, name)
+        engine, space = self._scope.engine, self._scope.space
+        size, entries, more = 1, Items[Entry](), True
+        if kind in ("semaphore", "pool"):
+            [permits] = await engine.get(space, [PERMITS.key(kind, name)])
+            size = 1 if permits is None else permits_of(permits) or 1
+        while more and (not entries or entries[-1].key < key):
+            page = await engine.scan(space, prefix, after=entries[-1].key if entries else None, limit=LOOK_PAGE)
+            entries, more = entries + page.entries, page.more
+        turns = in_turn(((entry.key, place_of(entry.value)) for entry in entries), size)
+        return any(entry.key == key for entry in entries) and key not in turns
 
     async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
         """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already.

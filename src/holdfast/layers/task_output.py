@@ -267,7 +267,7 @@ async def kept_result(
     """How a result goes into that commit; one that is too large is put as a blob first."""
     data = encode(value)
     if len(data) <= min(limit, RESULT_INLINE_MAX):
-        put = Put(RESULTS + tid, encode({"type": "result", "size": len(data), "data": value}), kept_ms)
+        put = Put(RESULTS + tid, encode({"type": "result", "size": len(data), "data": value}, known=True), kept_ms)
         return Kept(len(data)), Parts((), (put,))
     ref = await blobs.put(data)
     put = Put(RESULTS + tid, encode(large_output(ref, blobs.path(ref), data)), kept_ms)

@@ -330,7 +330,7 @@ def _entry(item: EntryLine, begun: SpaceLine) -> Entry:
     """The entry of a line, if an engine can keep it; its value in the canonical form all engines compare by."""
     check_key(item.key)
     try:
-        value = encode(decode(item.value))
+        value = encode(decode(item.value), known=True)  # an older store may have deeper ones
     except Damaged as exc:
         raise InvalidInput(f"the value of {item.key!r:.60} is not JSON: {exc.__cause__}") from exc
     if len(value) > VALUE_BYTES_MAX:

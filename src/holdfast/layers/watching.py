@@ -45,6 +45,11 @@ class RecordChange:
         return decode(self._raw) if self._raw else None
 
     @property
+    def encoded(self) -> bytes:
+        """The same as it is stored; empty when it is gone or large."""
+        return self._raw
+
+    @property
     def exists(self) -> bool:
         """Whether the record is there after the change."""
         return self.op not in ("delete", "expire")

@@ -22,17 +22,22 @@ class Observe(Protocol):
 
 Span = Callable[[str, str], AbstractContextManager[None]]
 """Something around an operation on a space."""
+Tell = Callable[[str], None]
+"""Told of the request id of a batch, by which the audit knows it."""
 
 
 class Observed(Wrapper):
     """Tells of each commit, get, scan, watch and create."""
 
-    def __init__(self, inner: Engine, observe: Observe, span: Span) -> None:
+    def __init__(self, inner: Engine, observe: Observe, span: Span, tell: Tell | None = None) -> None:
         super().__init__(inner)
+        self._tell = tell
         self._observe = observe
         self._span = span
 
     async def commit(self, space: str, batch: Batch) -> Receipt:
+        if self._tell is not None and batch.request_id is not None:
+            self._tell(batch.request_id)
         return await self._told("commit", space, self.inner.commit(space, batch))
 
     async def get(self, space: str, keys: list[str]) -> list[Entry | None]:

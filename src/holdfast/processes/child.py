@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.codec import check_json, decode
+from holdfast.codec import NESTING_MAX, check_json, decode
 from holdfast.errors import Conflict, InvalidInput, OutcomeUnknown, Unavailable
 from holdfast.processes.kernel import send
 from holdfast.processes.leftovers import SETTLING_S, is_living, settle_leftovers
@@ -408,7 +408,7 @@ class Child:
         try:
             outcome = outcomes.decode(self._outcome)
             if outcome.value is not None:
-                check_json(outcome.value)
+                check_json(outcome.value, levels=NESTING_MAX)
             return outcome
         except Exception as exc:
             return Outcome(failure=Failure("Damaged", f"the outcome of the function is unreadable: {exc}", ""))

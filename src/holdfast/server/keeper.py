@@ -49,7 +49,7 @@ from holdfast.server.http.app import make_app
 from holdfast.server.http.limits import BODY_BYTES_MAX
 from holdfast.server.http.limits import Limits as HttpLimits
 from holdfast.server.http.serving import HttpServer, serve_http
-from holdfast.server.http.tracing import current
+from holdfast.server.http.tracing import current, name_commit
 from holdfast.server.metrics import Metrics
 from holdfast.server.refusals import PortName, Strangers, operation_of, told
 from holdfast.server.traces import Traces
@@ -361,7 +361,7 @@ class Observing:
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
-        return Observed(keeper.engine_for(identity), keeper._observe, self._span)
+        return Observed(keeper.engine_for(identity), keeper._observe, self._span, name_commit)
 
     def _span(self, op: str, space: str) -> AbstractContextManager[None]:
         """A span that goes on with the trace of the HTTP request, and carries its correlation id."""

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from holdfast import ManualClock, Store
+from holdfast.engine import Batch, Put
 from holdfast.middleware.policy import Policy
 from holdfast.middleware.rules import AccessRule, Rules
 from holdfast.server.http import Limits
@@ -229,3 +230,26 @@ async def test_who_may_not_watch_is_told_by_a_status(store: Store, clock: Manual
                 refused = await market.get(FEED, params=params, headers={"Accept": accept})
                 assert (refused.status_code, refused.json()["error"]) == (403, "access_denied")
         assert "''" not in refused.text
+
+
+@pytest.mark.parametrize("value", [b"[" * 150 + b"]" * 150, b"[" * 5000 + b"]" * 5000, b"no JSON"])
+async def test_a_value_that_cannot_be_read_is_told_as_such_and_ends_neither_stream_nor_page(
+    market: httpx.AsyncClient, store: Store, value: bytes
+) -> None:
+    """What an older version stored, or an administrator wrote by hand."""
+    await put(market, "before")
+    async with market.stream("GET", FEED) as response:
+        stream = Stream(response)
+        await stream.next()
+        await store.engine.commit("contoso", Batch("root", (Put("records/bad", value), Put("records/good", b"2"))))
+        await put(market, "later", 3)
+        [bad, good], [later] = (await stream.data())["changes"], (await stream.data())["changes"]
+    assert bad["value"] is None
+    assert bad["error"]
+    assert "error" not in good
+    assert (good["value"], later["value"]) == (2, 3)
+    commits = (await page(market, cursor="r1")).json()["commits"]
+    assert [change["value"] for commit in commits for change in commit["changes"]] == [None, 2, 3]
+    listed = (await market.get("/v1/spaces/contoso/records?values=true")).json()["records"]
+    assert {each["key"]: each["value"] for each in listed} == {"bad": None, "before": 1, "good": 2, "later": 3}
+    assert [each["key"] for each in listed if each["error"]] == ["bad"]

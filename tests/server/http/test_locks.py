@@ -7,7 +7,9 @@ import asyncio
 import httpx
 import pytest
 
-from holdfast import ManualClock
+from holdfast import ManualClock, Store
+from holdfast.engine import Batch, Push
+from holdfast.server.http.guards import guard_text
 from tests.server.http.keeping import RISK, Running
 
 BASE = "/v1/spaces/contoso"
@@ -168,3 +170,50 @@ async def test_whose_token_is_revoked_while_it_stands_in_line_is_skipped(
         refused = await asyncio.wait_for(asked, DEADLINE_S)
     assert (refused.status_code, refused.json()["error"]) == (401, "authentication_failed")
     await waiters(market, 0)
+
+
+async def test_nobody_writes_under_another_agents_guard(market: httpx.AsyncClient, risk: httpx.AsyncClient) -> None:
+    guard = (await market.post(f"{BASE}/locks/l", json={})).json()["guard"]
+    under = {"Holdfast-Guard": guard}
+    message = {"payload": {"operation": "Set", "key": "cash", "value": 1, "guard": guard}}
+    transaction = {"operations": [{"operation": "Set", "key": "cash", "value": 1}]}
+    for stolen in (
+        await risk.put(f"{BASE}/records/cash", json=1, headers=under),
+        await risk.post(f"{BASE}/counters/cash", json={}, headers=under),
+        await risk.post(f"{BASE}/lists/cash", json={"values": [1]}, headers=under),
+        await risk.post(f"{BASE}/transactions", json=transaction, headers=under),
+        await risk.post("/v1/messages", json=message),
+    ):
+        told = stolen.json()
+        assert (stolen.status_code, told.get("payload", told)["error"]) == (403, "access_denied")
+    assert (await risk.get(f"{BASE}/records/cash")).status_code == 404
+    assert (await market.put(f"{BASE}/records/cash", json=1, headers=under)).status_code == 200
+
+
+@pytest.mark.parametrize("size", [None, 2])
+async def test_a_guard_made_by_hand_for_a_place_that_still_waits_writes_nothing(
+    market: httpx.AsyncClient, risk: httpx.AsyncClient, store: Store, size: int | None
+) -> None:
+    body = {"ttl": "30s"} if size is None else {"ttl": "30s", "kind": "semaphore", "size": size}
+    kind, now = ("lock", 1) if size is None else ("semaphore", size)
+    held = [(await market.post(f"{BASE}/locks/l", json=body)).json()["guard"] for _ in range(now)]
+    waiting = Push(f"locks/{kind}/l/", b'{"instance":"w"}', 30_000)
+    receipt = await store.engine.commit("contoso", Batch("risk", (waiting,)))
+    made = guard_text(kind, "l", str(receipt.results[0]).rpartition("/")[2])  # type: ignore[arg-type]
+    early = await risk.put(f"{BASE}/records/cash", json=1, headers={"Holdfast-Guard": made})
+    assert (early.status_code, early.json()["error"]) == (409, "lease_lost")
+    assert "turn has not come" in early.json()["message"]
+    assert (await risk.get(f"{BASE}/records/cash")).status_code == 404
+    assert (await market.delete(f"{BASE}/guards/{held[0]}")).status_code == 200
+    assert (await risk.put(f"{BASE}/records/cash", json=1, headers={"Holdfast-Guard": made})).status_code == 200
+
+
+async def test_a_write_under_a_guard_that_is_repeated_after_its_end_gets_the_same_answer(
+    market: httpx.AsyncClient,
+) -> None:
+    guard = (await market.post(f"{BASE}/locks/l", json={})).json()["guard"]
+    headers = {"Holdfast-Guard": guard, "Idempotency-Key": "k1"}
+    first = await market.put(f"{BASE}/records/cash", json=1, headers=headers)
+    await market.delete(f"{BASE}/guards/{guard}")
+    again = await market.put(f"{BASE}/records/cash", json=1, headers=headers)
+    assert (again.status_code, again.json()) == (first.status_code, first.json()) == (200, first.json())

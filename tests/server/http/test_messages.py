@@ -83,7 +83,7 @@ async def test_a_refusal_is_a_reply_with_an_error_and_its_status(
     assert (text.status_code, text.json()["payload"]["error"]) == (400, "invalid_request")
 
 
-@pytest.mark.parametrize("id", ["", "has space", "x" * 101, "a\n", 7, None])
+@pytest.mark.parametrize("id", ["", "has space", "x" * 101, "a\n", 7])
 async def test_a_message_without_a_usable_id_is_refused(market: httpx.AsyncClient, id: Any) -> None:
     response = await market.post("/v1/messages", json={"id": id, "payload": {"operation": "Get", "key": "k"}})
     assert (response.status_code, (response.json().get("payload") or response.json())["error"]) == (
@@ -190,6 +190,22 @@ async def test_only_the_owner_unlocks(market: httpx.AsyncClient, risk: httpx.Asy
     assert await ask(market, "Unlock", guard=guard) == {"success": True}
     over = await send(market, "Unlock", guard=guard)
     assert (over.status_code, over.json()["payload"]["error"]) == (409, "lease_lost")
+
+
+async def test_document_ds_own_sample_which_has_no_id_is_answered_under_one_that_was_made(
+    market: httpx.AsyncClient,
+) -> None:
+    sample = {
+        "type": "request",
+        "sender": "agent-1",
+        "recipient": "state-keeper",
+        "payload": {"operation": "Increment", "key": "counter"},
+    }
+    replies = [(await market.post("/v1/messages", json=sample)).json() for _ in range(2)]
+    assert [reply["payload"] for reply in replies] == [{"newValue": 1}, {"newValue": 2}]
+    assert replies[0]["correlationId"] != replies[1]["correlationId"]
+    again = await market.post("/v1/messages", json={**sample, "id": replies[1]["correlationId"]})
+    assert again.json() == replies[1]
 
 
 @pytest.mark.parametrize("guard", ["hfg_", "hfg_x", "hfg_Zy9sb2Nr", "nonsense", "hfg_" + "A" * 2000])

@@ -202,7 +202,7 @@ async def read_document(call: Call, path: DocumentAt, query: ReadQuery, headers:
             if more := size >= PAGE_BYTES_MAX:  # a page has one at least, so that who goes on gets somewhere
                 break
             found[name] = each
-            size += len(encode(each))
+            size += len(encode(each, known=True))
         if more:
             break
     whole = not more and query.after is None
@@ -217,7 +217,7 @@ def _tag(view: DocumentView) -> str:
     """Of what is shown, all of it: contributions and reducers are at no version of the body's."""
     if not view.sections and not view.reducers:
         return etag(view.etag)
-    told = hashlib.sha256(encode([view.versions, view.reducers])).hexdigest()
+    told = hashlib.sha256(encode([view.versions, view.reducers], known=True)).hexdigest()
     return f'"{view.etag}-{told[:FINGERPRINT_CHARS]}"'
 
 
@@ -246,7 +246,7 @@ async def replace_document(call: Call, path: DocumentAt, headers: AtBody, body: 
         expected = version_of(_FINGERPRINT.sub('"', headers.if_match))
     if body is None:
         raise InvalidInput("a body is not null; DELETE removes the document")
-    document = under(call.space(path.space), headers.guard).document(path.name)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name)
     try:
         written = await document.replace(body, etag=expected, request_id=headers.request_id)
     except Conflict as conflict:
@@ -261,7 +261,7 @@ async def merge_into_document(
     call: Call, path: DocumentAt, headers: Changing, body: dict[str, Any]
 ) -> Answer[BodyWritten]:
     """Reduce values into the body, by the reducers declared for their paths. For orchestrators."""
-    document = under(call.space(path.space), headers.guard).document(path.name)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name)
     written = await document.merge(body, request_id=headers.request_id)
     return Answer(BodyWritten(written.etag), headers={"ETag": etag(written.etag)})
 
@@ -269,14 +269,14 @@ async def merge_into_document(
 @endpoint("DELETE", "/v1/spaces/{space}/documents/{name}", errors=(LeaseLost,))
 async def delete_document(call: Call, path: DocumentAt, headers: Changing) -> Gone:
     """Remove a document with its contributions and what waits for a person in it. For orchestrators."""
-    document = under(call.space(path.space), headers.guard).document(path.name)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name)
     return Gone(await document.delete(request_id=headers.request_id))
 
 
 @endpoint("PUT", "/v1/spaces/{space}/reducers/{name}", errors=(Conflict, LeaseLost, QuotaExceeded))
 async def declare_reducers(call: Call, path: DocumentAt, headers: Changing, body: Declaration) -> Declared:
     """Declare how values of a document's paths meet; replaces what was declared. For orchestrators."""
-    document = under(call.space(path.space), headers.guard).document(path.name)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name)
     await document.declare(body.reducers, request_id=headers.request_id)
     return Declared(dict(body.reducers))
 
@@ -319,7 +319,7 @@ class WithdrawQuery(Wire, frozen=True):
 @endpoint("PUT", "/v1/spaces/{space}/contributions/{name}", errors=(Conflict, LeaseLost, QuotaExceeded))
 async def contribute(call: Call, path: DocumentAt, headers: Changing, body: Contributing) -> Contributed:
     """Write one's section of a document. Contributions of different agents never conflict."""
-    space = under(call.space(path.space), headers.guard)
+    space = await under(call.space(path.space), headers.guard)
     version = await space.document(path.name, mode=body.mode).contribute(
         body.data,
         inputs=body.inputs,
@@ -336,7 +336,7 @@ async def contribute(call: Call, path: DocumentAt, headers: Changing, body: Cont
 @endpoint("DELETE", "/v1/spaces/{space}/contributions/{name}", errors=(LeaseLost,))
 async def withdraw(call: Call, path: DocumentAt, query: WithdrawQuery, headers: Changing) -> Gone:
     """Take a contribution back; the history keeps what was said."""
-    document = under(call.space(path.space), headers.guard).document(path.name, mode=query.mode)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name, mode=query.mode)
     gone = await document.withdraw(agent=query.agent, instance=query.instance, request_id=headers.request_id)
     return Gone(gone)
 
@@ -408,7 +408,7 @@ async def read_history(call: Call, path: DocumentAt, query: HistoryQuery) -> His
             if len(found) == query.limit or size >= PAGE_BYTES_MAX:
                 return HistoryPage(found, found[-1].id)
             found.append(_event(event))
-            size += len(encode(found[-1]))
+            size += len(encode(found[-1], known=True))
         before = page[-1].id
     return HistoryPage(found, None)
 
@@ -507,7 +507,7 @@ async def list_resolutions(call: Call, path: DocumentAt) -> ResolutionList:
 @endpoint("POST", "/v1/spaces/{space}/resolutions/{name}", errors=(NotFound, Conflict, LeaseLost, QuotaExceeded))
 async def settle(call: Call, path: DocumentAt, headers: Changing, body: Settlement) -> ResolutionShown:
     """Settle a conflict, or let it wait for a person. For orchestrators."""
-    document = under(call.space(path.space), headers.guard).document(path.name)
+    document = (await under(call.space(path.space), headers.guard)).document(path.name)
     settled = await document.resolve(
         body.conflict,
         by=body.by,

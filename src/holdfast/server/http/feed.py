@@ -24,11 +24,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import AccessDenied, AuthenticationFailed, Compacted, Error, RateLimitExceeded, Unavailable
-from holdfast.layers.watching import RecordChanges
+from holdfast.layers.watching import RecordChange, RecordChanges
 from holdfast.server.http.endpoint import Call, endpoint, gone
 from holdfast.server.http.failures import failure_of
 from holdfast.server.http.limits import PAGE_BYTES_MAX
-from holdfast.server.http.shapes import InSpace, PageSize, Prefix, Wire
+from holdfast.server.http.shapes import InSpace, PageSize, Prefix, Wire, shown
 from holdfast.space import Space
 
 EVENTS: Final = "text/event-stream"
@@ -57,8 +57,8 @@ class FeedHeaders(Wire, frozen=True, rename={"last_event_id": "Last-Event-ID", "
     accept: str = EVENTS
 
 
-class Changed(msgspec.Struct, frozen=True):
-    """What happened to one record. `large` means that the value must be read by itself."""
+class Changed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happened to one record. `large` means that the value must be read by itself, `error` why it cannot be shown."""
 
     op: str
     key: str
@@ -68,6 +68,7 @@ class Changed(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     type: str | None
     state: str | None
+    error: str | None = None
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -141,11 +142,13 @@ def _number(cursor: str) -> int:
 
 
 def _commit(commit: RecordChanges) -> Commit:
-    changes = [
-        Changed(each.op, each.key, each.value, each.large, each.owner, each.expires_at, each.type, each.state)
-        for each in commit
-    ]
+    changes = [_changed(each) for each in commit]
     return Commit(commit.version, commit.at, commit.actor, commit.request_id, commit.cursor, changes)
+
+
+def _changed(each: RecordChange) -> Changed:
+    value, error = shown(each.encoded) if each.encoded else (None, None)
+    return Changed(each.op, each.key, value, each.large, each.owner, each.expires_at, each.type, each.state, error)
 
 
 class _Stream(Response):

@@ -1,4 +1,8 @@
-"""Guards as text: what names a place in a line to whoever holds it. Opaque to clients, and no secret: only its owner may use it."""
+"""Guards as text: what names a place in a line to whoever holds it. Opaque to clients, and no secret: only its owner may use it.
+
+Nor is it a proof. That it is the asking agent's, and that the place is still there, are conditions of what is written under it.
+That the turn of that place has come is looked up before: it may come meanwhile, and does not go.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import binascii
 import re
 from typing import Final, NamedTuple
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, LeaseLost
 from holdfast.keys import Subspace, check_name
 from holdfast.layers.lines import KINDS, Kind
 from holdfast.space import Space
@@ -43,6 +47,14 @@ def read_guard(text: str) -> Named:
     raise InvalidInput("this is no guard of this server; pass on exactly what acquiring the lock gave")
 
 
-def under(space: Space, guard: str | None) -> Space:
+async def under(space: Space, guard: str | None) -> Space:
     """The space, or the view of it that writes only as long as the guard is held."""
-    return space if guard is None else space.guarded_by(*read_guard(guard))
+    if guard is None:
+        return space
+    named = read_guard(guard)
+    if await space.locks.waits(*named):
+        raise LeaseLost(
+            f"nothing was written: {named.kind} {named.name!r} is not held under this guard, whose turn has not come; "
+            "use the one that acquiring it gave"
+        )
+    return space.guarded_by(*named)

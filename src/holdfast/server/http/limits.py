@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast import codec
+
 REQUEST_ID_CHARS_MAX: Final = 100
 """Of an Idempotency-Key or the id of a message; locks append a few characters to it, up to the engines' 128."""
 PAGE_MAX: Final = 1000
 """Records, commits or audit records of one answer."""
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A page ends after the value with which it reaches this."""
-NESTING_MAX: Final = 100
-"""Levels of lists and objects in a body."""
+NESTING_MAX: Final = codec.NESTING_MAX
+"""Levels of lists and objects in a body: as many as a value may have."""
 PARAMETERS_MAX: Final = 32
 """In a query string."""
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -4,7 +4,8 @@
 
 The payload is one operation; `SPELLINGS` is everything it may be called besides its own name. The id is the request's:
 the same one again has no second effect and gives the identical reply, its id and timestamp included, for an hour and
-after a restart. That holds for what succeeded; what was refused changed nothing, and is tried anew.
+after a restart. That holds for what changed something; what was refused changed nothing and is tried anew, and what only
+reads reads anew. A request without an id gets one, which the reply tells as its correlationId.
 
 Whose request it is, the credential says. `sender` is not looked at. The space is the token's; an administrator names one
 with the header Holdfast-Space, in the payload, or as recipient `state-keeper/contoso`.
@@ -23,6 +24,7 @@ from holdfast.checking import check_label
 from holdfast.clock import as_datetime
 from holdfast.codec import passed_on
 from holdfast.errors import Conflict, Error, InvalidInput, LeaseLost, LockAcquisitionError, QuotaExceeded
+from holdfast.ids import new_id
 from holdfast.server.http import steps
 from holdfast.server.http.endpoint import Answer, Asked, Call, endpoint
 from holdfast.server.http.failures import Failure, failure_of, headers_of, status_of
@@ -130,10 +132,11 @@ Payload: TypeAlias = (
 )
 
 
-class Envelope(msgspec.Struct, frozen=True, rename="camel"):
+class Envelope(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """A request whose payload is not understood yet."""
 
-    id: RequestId
+    id: RequestId | None = None
+    """Without one the server makes one: it is the reply's correlationId."""
     payload: dict[str, Any]
     type: Literal["request"] = "request"
     sender: str | None = None
@@ -263,22 +266,23 @@ def _seconds(field: str, parts: dict[str, Any]) -> float:
 async def send_message(call: Call, headers: MessageHeaders, body: Any) -> Answer[Reply]:
     """One request of document D's message protocol; a refusal is a reply as well, with {error, message} as its payload."""
     envelope = read_as(body, Envelope, "the message")
-    check_label(envelope.id, "the id of a message", REQUEST_ID_CHARS_MAX)
-    bind(message_id=envelope.id, correlation_id=(envelope.correlation_id or envelope.id)[:REQUEST_ID_CHARS_MAX])
+    id = new_id() if envelope.id is None else envelope.id
+    check_label(id, "the id of a message", REQUEST_ID_CHARS_MAX)
+    bind(message_id=id, correlation_id=(envelope.correlation_id or id)[:REQUEST_ID_CHARS_MAX])
     try:
         payload: Any = read_as(canonical(envelope.payload), Payload, "payload")  # type: ignore[arg-type]
         named = headers.space or payload.space or envelope.recipient.partition("/")[2] or None
         space = call.space(call.own_space(named))
-        answer, at = await _run(call, space, payload, envelope.id)
+        answer, at = await _run(call, space, payload, id)
     except Error as error:
         if isinstance(error, DENIALS):
             call.refused(error, _asked(call, headers, envelope))
         payload = plain(failure_of(error))
         if isinstance(error, Conflict) and canonical(envelope.payload).get("operation") == "CompareAndSwap":
             payload = {"success": False, **payload}
-        reply = _reply(call, envelope, payload, call.port.keeper.clock.now_ms())
+        reply = _reply(call, id, payload, call.port.keeper.clock.now_ms())
         return Answer(reply, status_of(error), headers_of(error))
-    return Answer(_reply(call, envelope, answer, at))
+    return Answer(_reply(call, id, answer, at))
 
 
 def _asked(call: Call, headers: MessageHeaders, envelope: Envelope) -> Asked:
@@ -288,10 +292,10 @@ def _asked(call: Call, headers: MessageHeaders, envelope: Envelope) -> Asked:
     return Asked(verb, headers.space or space or envelope.recipient.partition("/")[2], key, call.asked.began)
 
 
-def _reply(call: Call, envelope: Envelope, payload: dict[str, Any], at: int) -> Reply:
-    asked = f"{call.identity.space} {call.identity.agent} {envelope.id}"
-    id = hashlib.sha256(asked.encode()).hexdigest()[:32]
-    return Reply(id, "reply", KEEPER, call.identity.agent, envelope.id, as_datetime(at), payload)
+def _reply(call: Call, asked: str, payload: dict[str, Any], at: int) -> Reply:
+    """The reply to the request of this id."""
+    id = hashlib.sha256(f"{call.identity.space} {call.identity.agent} {asked}".encode()).hexdigest()[:32]
+    return Reply(id, "reply", KEEPER, call.identity.agent, asked, as_datetime(at), payload)
 
 
 async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dict[str, Any], int]:
@@ -308,7 +312,7 @@ async def _run(call: Call, space: Space, payload: Payload, id: str) -> tuple[dic
     if isinstance(payload, GetRequest):
         value = await space.records.get(payload.key, as_type=msgspec.Raw)
         return {"value": None if value is None else passed_on(value)}, clock.now_ms()
-    space = under(space, payload.guard)
+    space = await under(space, payload.guard)
     if isinstance(payload, TransactionRequest):
         call.require(space.name, "Transaction")
         outcome = await steps.run_steps(space, clock, payload.conditions, payload.operations, id)

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta, Raw
 
 from holdfast.codec import passed_on
-from holdfast.engine import Condition, Operation
+from holdfast.engine import Condition, Entry, Operation
 from holdfast.errors import Conflict, InvalidInput, LeaseLost, MigrationFailed, NotFound, QuotaExceeded
-from holdfast.layers.batch import absent, delete_, present, set_, version_is
-from holdfast.layers.records import ITEMS_MAX, Record, RecordTransaction
+from holdfast.layers.batch import LIST, SET, absent, delete_, present, set_, version_is
+from holdfast.layers.records import ITEMS_MAX, RecordTransaction, record_of
 from holdfast.server.http.endpoint import Answer, Call, endpoint
 from holdfast.server.http.failures import EtagMismatch
 from holdfast.server.http.guards import under
@@ -36,6 +36,7 @@ from holdfast.server.http.shapes import (
     Wire,
     Word,
     etag,
+    shown,
     version_of,
 )
 
@@ -58,6 +59,8 @@ class RecordHead(msgspec.Struct, frozen=True):
     """null unless values were asked for; as it is stored."""
     schema_version: str | None = None
     """The version of its type's schema under which it was written."""
+    error: str | None = None
+    """Why the value cannot be shown, if it cannot."""
 
 
 class RecordPage(msgspec.Struct, frozen=True):
@@ -104,22 +107,21 @@ async def list_records(call: Call, path: InSpace, query: RecordQuery) -> RecordP
     size, more = 0, False
     page = SCAN_PAGE if query.values else query.limit + 1
     records = call.space(path.space).records
-    async for record in records.scan(query.prefix, after=query.after, page=page, as_type=Raw):
+    async for entry in records.entries(query.prefix, after=query.after, page=page):
         if len(found) == query.limit or size >= PAGE_BYTES_MAX:
             more = True
             break
-        if query.values and record.value is not None:
-            size += memoryview(record.value).nbytes
-        found.append(_head(record, query.values))
+        size += len(entry.value) if query.values else 0
+        found.append(_head(entry, query.values))
     return RecordPage(found, found[-1].key if more else None)
 
 
-def _head(record: Record, values: bool) -> RecordHead:
-    value = passed_on(record.value) if values and record.value is not None else None
+def _head(entry: Entry, values: bool) -> RecordHead:
+    record = record_of(msgspec.structs.replace(entry, value=b"null"))
+    value, error = shown(entry.value) if values and entry.tag not in (LIST, SET) else (None, None)
     times = record.created_at, record.updated_at, record.expires_at
-    return RecordHead(
-        record.key, record.version, record.owner, *times, record.type, record.state, value, record.schema_version
-    )
+    known = record.key, record.version, record.owner, *times, record.type, record.state
+    return RecordHead(*known, value, record.schema_version, error)
 
 
 @endpoint("GET", "/v1/spaces/{space}/records/{key}", errors=(NotFound, MigrationFailed))
@@ -163,7 +165,7 @@ async def _change(call: Call, path: At, headers: Conditional, operation: Operati
         conditions.append(one)
     if headers.if_none_match is not None:
         conditions.append(absent(path.key))
-    space = under(call.space(path.space), headers.guard)
+    space = await under(call.space(path.space), headers.guard)
     try:
         receipt = await space.commit(*conditions, operation, request_id=headers.request_id)
     except Conflict as conflict:
@@ -194,7 +196,7 @@ class Number(msgspec.Struct, frozen=True):
 @endpoint("POST", "/v1/spaces/{space}/counters/{key}", errors=(Conflict, LeaseLost, QuotaExceeded), verb="Increment")
 async def increment_record(call: Call, path: At, headers: Changing, body: Increase) -> Number:
     """Add to the 64-bit number of a record; one that does not exist counts as 0."""
-    records = under(call.space(path.space), headers.guard).records
+    records = (await under(call.space(path.space), headers.guard)).records
     return Number(await records.increment(path.key, body.delta, ttl=body.ttl, request_id=headers.request_id))
 
 
@@ -275,7 +277,7 @@ async def append_to_list(call: Call, path: At, headers: Changing, body: Appendin
         await tx.append_to_list(path.key, *body.values, ttl=body.ttl)
         return len(body.values)
 
-    space = under(call.space(path.space), headers.guard)
+    space = await under(call.space(path.space), headers.guard)
     asked = ["append", path.key, body.values, body.ttl]
     return Appended(await space.records.transact(work, request_id=headers.request_id, asked=asked))
 
@@ -296,7 +298,7 @@ async def change_set(call: Call, path: At, headers: Changing, body: MemberChange
         added = await tx.add_to_set(path.key, *body.add, ttl=body.ttl) if body.add else 0
         return [added, await tx.remove_from_set(path.key, *body.remove) if body.remove else 0]
 
-    space = under(call.space(path.space), headers.guard)
+    space = await under(call.space(path.space), headers.guard)
     asked = ["members", path.key, body.add, body.remove, body.ttl]
     return MembersChanged(*await space.records.transact(work, request_id=headers.request_id, asked=asked))
 

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.clock import duration_ms
-from holdfast.errors import InvalidInput
+from holdfast.codec import STORED_NESTING_MAX, is_deeper, passed_on
+from holdfast.errors import Damaged, InvalidInput
 from holdfast.keys import NAME_BYTES_MAX
 from holdfast.server.http.limits import LOCK_TTL_MS_MAX, PAGE_MAX, REQUEST_ID_CHARS_MAX
 
@@ -143,6 +144,16 @@ def version_of(etag: str) -> int:
     if found is None:
         raise InvalidInput(f'{etag!r:.60} is no ETag of this server; it looks like "17"')
     return int(found[1])
+
+
+def shown(data: bytes) -> tuple[Any, str | None]:
+    """A stored value as it is told among others, or null and why it cannot be: one that cannot be read spoils no page."""
+    if is_deeper(data, STORED_NESTING_MAX):
+        return None, f"the value is nested more than {STORED_NESTING_MAX} levels deep; the library may read it"
+    try:
+        return passed_on(msgspec.Raw(data)), None
+    except Damaged as exc:
+        return None, str(exc)
 
 
 def plain(value: Any) -> Any:

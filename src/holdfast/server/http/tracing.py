@@ -1,5 +1,8 @@
 """What the logs of a request are bound to: its request_id, and the traceparent and correlation_id where the client sent them.
 
+The request_id is its X-Request-Id, of each time it is sent. What it wrote is in the audit under another, its Idempotency-Key or
+one made for the commit; the log has that as `audit_request_id`, so that one finds the other.
+
 `current` follows the request through everything it awaits, and so does what structlog adds to each record: whatever is logged
 while a request is under way says whose it is, also from deep inside.
 """
@@ -42,6 +45,11 @@ def bound_request(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     finally:
         structlog.contextvars.unbind_contextvars(*current.get())
         current.reset(before)
+
+
+def name_commit(request_id: str) -> None:
+    """From here on, this request's logs also say under which request id the audit has what it wrote last."""
+    bind(audit_request_id=request_id)
 
 
 def bind(**names: str) -> None:

@@ -31,7 +31,7 @@ class Results(msgspec.Struct, frozen=True):
 @endpoint("POST", "/v1/spaces/{space}/transactions", errors=(Conflict, LeaseLost, QuotaExceeded), verb="Transaction")
 async def transact(call: Call, path: InSpace, headers: Changing, body: Transaction) -> Results:
     """Several operations at once, all or nothing. A Get sees the transaction's own writes."""
-    space = under(call.space(path.space), headers.guard)
+    space = await under(call.space(path.space), headers.guard)
     call.require(path.space, "Transaction")
     clock = call.port.keeper.clock
     outcome = await run_steps(space, clock, body.conditions, body.operations, headers.request_id)
