@@ -28,6 +28,7 @@ from holdfast.identity import Identity
 from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.admission import Admission
 from holdfast.server.connection import Connection
+from holdfast.server.handshakes import Handshakes
 from holdfast.server.served import Served
 from holdfast.server.sockets import unix_socket
 from holdfast.wire import (
@@ -71,13 +72,14 @@ class BinaryPort:
         self.clients: dict[tuple[str, str], Connection] = {}
         self.closing: str | None = None
         self._servers: list[asyncio.Server] = []
+        self._handshakes: list[Handshakes] = []
         self._check: asyncio.TimerHandle | None = None
         self._last_gone: asyncio.Event | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Take connections at an address; gives the port, which the system chooses if it is 0."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+        server = await loop.create_server(self._maker(tls), host, port, backlog=1024)
         self._started(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -86,10 +88,17 @@ class BinaryPort:
         loop = asyncio.get_running_loop()
         self._started(await loop.create_unix_server(lambda: Connection(self), sock=unix_socket(path)))
 
-    def turned_away(self, transport: asyncio.BaseTransport, error: Error) -> None:
+    def _maker(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+        """What makes a connection; with TLS, after its handshake."""
+        if tls is None:
+            return lambda: Connection(self)
+        handshakes = Handshakes(tls, self.turned_away)
+        self._handshakes.append(handshakes)
+        return lambda: handshakes.before(lambda: Connection(self))
+
+    def turned_away(self, error: Error, peer: str) -> None:
         """One that has not said who it is, or is not believed, is told so and closed."""
-        peer = transport.get_extra_info("peername")
-        self.keeper.turned_away("binary", error, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "")
+        self.keeper.turned_away("binary", error, peer)
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -109,6 +118,11 @@ class BinaryPort:
         for connection in list(self.connections):
             connection.look(now)
         self._check = loop.call_later(CHECK_S, self._look)
+
+    @property
+    def open_connections(self) -> int:
+        """Those that shake hands included."""
+        return len(self.connections) + sum(len(each) for each in self._handshakes)
 
     @property
     def in_flight(self) -> int:
@@ -131,6 +145,8 @@ class BinaryPort:
         self.closing = reason
         for server in self._servers:
             server.close()
+        for handshakes in self._handshakes:
+            handshakes.close()
         for connection in self.connections:
             connection.send(Goodbye(reason))
             connection.watches.end()

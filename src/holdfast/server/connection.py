@@ -40,6 +40,7 @@ from holdfast.server.requests import (
     understood,
     unexpected,
 )
+from holdfast.server.sockets import peer_of
 from holdfast.server.watches import Watches
 from holdfast.wire import (
     HELLO_BYTES_MAX,
@@ -325,7 +326,7 @@ class Connection(asyncio.Protocol):
     def turn_away(self, error: Error) -> None:
         """Say why, and end."""
         if self.identity is None:
-            self.port.turned_away(self._transport, error)
+            self.port.turned_away(error, peer_of(self._transport))
         self.send(failed(0, error))
         self.close()
 

@@ -178,7 +178,7 @@ class Keeper:
                 "state_bytes": lambda: gauges.state_bytes,
                 "locks_held": lambda: gauges.locks_held,
                 "queue_depth": lambda: gauges.queue_depth,
-                "connections": lambda: len(self.binary.connections) + (self._http.connections if self._http else 0),
+                "connections": lambda: self.binary.open_connections + (self._http.connections if self._http else 0),
                 "watchers": lambda: self.binary.watchers,
                 "in_flight": lambda: self.binary.in_flight,
             },
