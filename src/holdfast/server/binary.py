@@ -52,6 +52,11 @@ class Limits(msgspec.Struct, frozen=True):
     watches: int = 1_000
     frame_bytes: int = 24 * 1024 * 1024
     idle_s: float = 300.0
+    frame_s: float = 60.0
+    """From the beginning of a request to its end, while it is read; as long as a body over HTTP."""
+    unfinished_bytes: int = 512 * 1024 * 1024
+    """Large requests that have begun and are not complete, of all clients together."""
+    unfinished_bytes_per_token: int = 64 * 1024 * 1024
 
 
 class BinaryPort:
