@@ -61,6 +61,9 @@ class Doorkeeper:
     def require(self, identity: Identity, space: str, verb: str) -> None:
         raise NotImplementedError
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        pass
+
     def ready(self) -> str | None:
         return None
 

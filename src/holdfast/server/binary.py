@@ -140,10 +140,17 @@ class BinaryPort:
     def disconnect(self, concerned: Callable[[Identity], bool]) -> None:
         """Look at the connections of these identities now: whose token has ended is told so, others come again."""
         now = asyncio.get_running_loop().time()
-        for connection in list(self.connections):
-            if connection.identity is not None and concerned(connection.identity):
-                connection.look(now)
-                connection.close()
+        for connection in self._connections_of(concerned):
+            connection.look(now)
+            connection.close()
+
+    def renew(self, concerned: Callable[[Identity], bool]) -> None:
+        """What stands between these identities and the store is another: from their next request on, they ask through it."""
+        for connection in self._connections_of(concerned):
+            connection.renew()
+
+    def _connections_of(self, concerned: Callable[[Identity], bool]) -> list[Connection]:
+        return [each for each in self.connections if each.identity is not None and concerned(each.identity)]
 
     async def stop(self, reason: str, within_s: float) -> None:
         """Take nothing new, finish what is under way, close."""

@@ -430,11 +430,15 @@ class Connection(asyncio.Protocol):
     def _welcome(self, identity: Identity) -> None:
         limits = self.port.limits
         self.identity = identity
-        self.engine = engine = self.port.keeper.engine_for(identity)
-        if self.port.span is None and isinstance(engine, Submits):
-            self._at_once = engine
+        self.renew()
         self._frames.frame_bytes_max = limits.frame_bytes
         self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
+
+    def renew(self) -> None:
+        """Ask for its engine, maybe anew: requests that were begun end as they are, watches go on through the new one."""
+        if self.identity is not None:
+            self.engine = engine = self.port.keeper.engine_for(self.identity)
+            self._at_once = engine if self.port.span is None and isinstance(engine, Submits) else None
 
     def abandon(self) -> None:
         """Take nothing more from this connection: its client has another one."""

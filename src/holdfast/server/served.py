@@ -46,6 +46,10 @@ class Served(Protocol):
         """AccessDenied where its rules do not allow this verb: of what is asked for by its name, whatever is in it."""
         ...
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        """AccessDenied where its rules do not allow this watch, before anything is told of the space."""
+        ...
+
     def ready(self) -> str | None:
         """None when requests are taken; otherwise why not."""
         ...

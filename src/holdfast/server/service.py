@@ -38,7 +38,7 @@ class Service:
             settings = self._file.config
             make_folders(self._file.path, settings)
         self.config = settings
-        self.keeper = Keeper(self.config)
+        self.keeper = Keeper(self.config, about=None if self._file is None else self._file.about)
         self._logs = Logs(self.config.log.level, self.config.log.format)
 
     async def run(self, started: Callable[[Keeper, float], None]) -> None:

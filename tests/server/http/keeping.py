@@ -69,6 +69,9 @@ class Keeper:
     def require(self, identity: Identity, space: str, verb: str) -> None:
         """There are no rules."""
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        """There are no rules."""
+
     def ready(self) -> str | None:
         return self.reason
 
