@@ -41,6 +41,7 @@ from holdfast.server.backups import Backups
 from holdfast.server.binary import BinaryPort, Limits
 from holdfast.server.config import Config, SpaceSettings, Tls
 from holdfast.server.door import enter
+from holdfast.server.fullness import FULL, Fullness
 from holdfast.server.gauges import Gauges
 from holdfast.server.http.app import make_app
 from holdfast.server.http.limits import BODY_BYTES_MAX
@@ -98,6 +99,7 @@ class Keeper:
             config.store or "memory:", clock=self.clock, background=background, agent_names=config.agent_names
         )
         self.audited: set[str] = set()
+        self._fullness = Fullness(self.clock)
         file = file_of(self.store.url)
         self.backups = Backups(self.store, None if file is None else file.absolute().parent, self.clock)
         self.binary_port = self.http_port = 0
@@ -300,6 +302,8 @@ class Keeper:
 
     def _observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
         self.metrics.observe(op, outcome, seconds, count)
+        if outcome == FULL or self._fullness.is_full:
+            self._fullness.heard(op, outcome, count)
 
     def _denied(self, denial: Denial) -> None:
         """The rules have refused something."""
