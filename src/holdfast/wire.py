@@ -18,6 +18,7 @@ are only ever added at the end of a message.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -41,6 +42,8 @@ PREFIXES_MAX: Final = 64
 """Prefixes of one Watch."""
 HELLO_BYTES_MAX: Final = 4096
 """The largest frame of somebody who has not said who he is."""
+LARGE_FRAME_BYTES: Final = 64 * 1024
+"""A longer frame is told of while it is not complete (`Frames`)."""
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises when a body is no message."""
 
@@ -301,25 +304,31 @@ def frame(message: Message) -> bytes:
 class Frames:
     """Takes the bytes of a connection as they come and gives the frames that are complete.
 
-    It holds at most one frame that is not: a length over the limit is refused before anything of it is kept.
+    It holds at most one frame that is not: a length over the limit is refused before anything of it is kept. `waits_for` is told
+    of the length of a large one that has begun and is not complete, before more of it is kept, and may refuse it by raising; and
+    of 0 when it is complete.
     """
 
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, waits_for: Callable[[int], None] | None = None) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.parts: list[bytes] = []
+        """Of a frame that is longer than what has come of it; another list for another frame."""
+        self._waits_for = waits_for
         self._data = b""
         self._at = 0
-        self._parts: list[bytes] = []
-        """Of a frame that is longer than what has come of it."""
         self._missing = 0
+        self._large = False
 
     def feed(self, data: bytes) -> None:
-        if self._parts:
-            self._parts.append(data)
+        if self.parts:
+            self.parts.append(data)
             self._missing -= len(data)
             if self._missing > 0:
                 return
-            data = b"".join(self._parts)
-            self._parts = []
+            data = b"".join(self.parts)
+            self.parts = []
+            if self._large:
+                self._tell(0)
         elif self._at < len(self._data):
             data = self._data[self._at :] + data
         self._data, self._at = data, 0
@@ -338,13 +347,22 @@ class Frames:
                 )
             end = at + 4 + length
             if size < end:
-                self._parts, self._missing = [data[at:]], end - size
+                if length > LARGE_FRAME_BYTES:
+                    if found:
+                        break
+                    self._tell(length)
+                self.parts, self._missing = [data[at:]], end - size
                 data, at = b"", 0
                 break
             found.append(data[at + 4 : end])
             at = end
         self._data, self._at = data, at
         return found
+
+    def _tell(self, length: int) -> None:
+        self._large = length > 0
+        if self._waits_for is not None:
+            self._waits_for(length)
 
 
 # --- errors ---

@@ -67,6 +67,9 @@ class Doorkeeper:
     def charge(self, identity: Identity) -> None:
         raise NotImplementedError
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        pass
+
     def ready(self) -> str | None:
         return None
 

@@ -441,19 +441,19 @@ class PolicedEngine:
         """Only what may be read. Without a prefix, for those who may read the audit: all subspaces that one may read."""
         for prefix in prefixes:
             check_start(prefix)
-        self._renew()
-        self._check_watch(space, prefixes)
+        self.require_watch(space, prefixes)
         self._charge(1, space, "Watch", prefixes[0] if prefixes else "")
         seen = prefixes if prefixes or self._admin else readable(self._verbs)
         rules = self._rules
         async for commit in self._inner.watch(space, *seen, cursor=cursor, live=live):
             if rules is not self._policy.rules:
-                self._renew()
-                self._check_watch(space, seen)
+                self.require_watch(space, seen)
                 rules = self._rules
             yield commit
 
-    def _check_watch(self, space: str, prefixes: tuple[str, ...]) -> None:
+    def require_watch(self, space: str, prefixes: tuple[str, ...]) -> None:
+        """What `watch` asks when it begins, also for those who tell a watch's place before its first commit."""
+        self._renew()
         first = prefixes[0] if prefixes else ""
         self._enter(space, "Watch", first)
         if "Watch" not in self._verbs:

@@ -4,13 +4,16 @@
     after Hello       at most `connections` in all, and `connections_per_token` of one credential
     administrators    as many as they like of those, and `connections_for_administrators` more, where nobody else comes in
 
+    half a request    large ones that are not complete: at most `unfinished_bytes_per_token` of one credential, whatever number
+                      of connections it has, and `unfinished_bytes` in all; their whole length counts from their first bytes on
+
 Nobody is counted among `connections` before it has said who it is. So somebody without a token takes no place of those who have
 one, and cannot keep them from asking: who says Hello at once is not the one that was silent for longest. A client that comes
 again takes the place of its connection before. Over HTTP, Hello is the first request with a good token; a later one with another
 token counts for that.
 
-How it fails. Who is refused hears Unavailable, which says why; its client tries again. Refusals are counted (op hello,
-outcome unavailable), and logged like those of all who do not get in (`refusals.py`).
+How it fails. Who is refused hears Unavailable, which says why, and is closed; its client tries again. Refusals are counted (op
+hello, or other for half a request, outcome unavailable); those who do not get in are logged (`refusals.py`).
 """
 
 from __future__ import annotations

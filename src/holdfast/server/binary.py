@@ -28,8 +28,10 @@ from holdfast.identity import Identity
 from holdfast.middleware.telemetry import Observe, Span
 from holdfast.server.admission import Admission
 from holdfast.server.connection import Connection
+from holdfast.server.handshakes import Handshakes
 from holdfast.server.served import Served
 from holdfast.server.sockets import unix_socket
+from holdfast.server.unfinished import Unfinished
 from holdfast.wire import (
     Goodbye,
 )
@@ -51,6 +53,11 @@ class Limits(msgspec.Struct, frozen=True):
     watches: int = 1_000
     frame_bytes: int = 24 * 1024 * 1024
     idle_s: float = 300.0
+    frame_s: float = 60.0
+    """From the beginning of a request to its end, while it is read; as long as a body over HTTP."""
+    unfinished_bytes: int = 512 * 1024 * 1024
+    """Large requests that have begun and are not complete, of all clients together."""
+    unfinished_bytes_per_token: int = 64 * 1024 * 1024
 
 
 class BinaryPort:
@@ -68,16 +75,18 @@ class BinaryPort:
         """Nobody but this process commits to the store: what `Batch.fresh` promises is then known to hold."""
         self.connections: set[Connection] = set()
         self.admission = Admission(self)
+        self.unfinished = Unfinished(self)
         self.clients: dict[tuple[str, str], Connection] = {}
         self.closing: str | None = None
         self._servers: list[asyncio.Server] = []
+        self._handshakes: list[Handshakes] = []
         self._check: asyncio.TimerHandle | None = None
         self._last_gone: asyncio.Event | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Take connections at an address; gives the port, which the system chooses if it is 0."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+        server = await loop.create_server(self._maker(tls), host, port, backlog=1024)
         self._started(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -86,14 +95,22 @@ class BinaryPort:
         loop = asyncio.get_running_loop()
         self._started(await loop.create_unix_server(lambda: Connection(self), sock=unix_socket(path)))
 
-    def turned_away(self, transport: asyncio.BaseTransport, error: Error) -> None:
+    def _maker(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+        """What makes a connection; with TLS, after its handshake."""
+        if tls is None:
+            return lambda: Connection(self)
+        handshakes = Handshakes(tls, self.turned_away)
+        self._handshakes.append(handshakes)
+        return lambda: handshakes.before(lambda: Connection(self))
+
+    def turned_away(self, error: Error, peer: str) -> None:
         """One that has not said who it is, or is not believed, is told so and closed."""
-        peer = transport.get_extra_info("peername")
-        self.keeper.turned_away("binary", error, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "")
+        self.keeper.turned_away("binary", error, peer)
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.admission.leave(connection)
+        self.unfinished.forget(connection)
         if self._last_gone is not None and not self.connections:
             self._last_gone.set()
 
@@ -111,6 +128,11 @@ class BinaryPort:
         self._check = loop.call_later(CHECK_S, self._look)
 
     @property
+    def open_connections(self) -> int:
+        """Those that shake hands included."""
+        return len(self.connections) + sum(len(each) for each in self._handshakes)
+
+    @property
     def in_flight(self) -> int:
         return sum(connection.in_flight for connection in self.connections)
 
@@ -121,16 +143,25 @@ class BinaryPort:
     def disconnect(self, concerned: Callable[[Identity], bool]) -> None:
         """Look at the connections of these identities now: whose token has ended is told so, others come again."""
         now = asyncio.get_running_loop().time()
-        for connection in list(self.connections):
-            if connection.identity is not None and concerned(connection.identity):
-                connection.look(now)
-                connection.close()
+        for connection in self._connections_of(concerned):
+            connection.look(now)
+            connection.close()
+
+    def renew(self, concerned: Callable[[Identity], bool]) -> None:
+        """What stands between these identities and the store is another: from their next request on, they ask through it."""
+        for connection in self._connections_of(concerned):
+            connection.renew()
+
+    def _connections_of(self, concerned: Callable[[Identity], bool]) -> list[Connection]:
+        return [each for each in self.connections if each.identity is not None and concerned(each.identity)]
 
     async def stop(self, reason: str, within_s: float) -> None:
         """Take nothing new, finish what is under way, close."""
         self.closing = reason
         for server in self._servers:
             server.close()
+        for handshakes in self._handshakes:
+            handshakes.close()
         for connection in self.connections:
             connection.send(Goodbye(reason))
             connection.watches.end()

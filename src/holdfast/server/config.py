@@ -92,10 +92,10 @@ class Limits(msgspec.Struct, frozen=True, rename={"idle_ms": "idle"}):
 
 
 class SpaceSettings(msgspec.Struct, frozen=True):
-    """What a space is made with."""
+    """What a space is made with; None leaves one that exists as it is, and makes a new one that syncs and notes no reads."""
 
-    durability: Durability = "sync"
-    audit_reads: bool = False
+    durability: Durability | None = None
+    audit_reads: bool | None = None
 
 
 class MetricsSettings(msgspec.Struct, frozen=True):
@@ -285,15 +285,16 @@ def make_folders(path: str | Path, config: Config) -> None:
             try:
                 make_folder(needed.parent)
             except OSError as exc:
-                raise _refused(Path(path), key, f"the folder {needed.parent} cannot be made: {exc.strerror}") from exc
+                why = f"the folder {needed.parent} cannot be made: {exc.strerror}; make it, or name another"
+                raise _refused(Path(path), key, why) from exc
 
 
 def _refused(path: Path, key: str, message: str) -> InvalidDocument:
     """A value that was read and turned out to be of no use, at its place."""
     reading = Reading(str(path), _leaves(None))
     reading.struct(_inside_root(reading, parse(str(path), path.read_bytes())), Config)
-    reading.wrong_at(key, f"{message}; make it, or name another")
-    return InvalidDocument(reading.name, reading.problems)
+    reading.wrong_at(key, message)
+    return InvalidDocument(reading.name, reading.problems[-1:])
 
 
 # --- following the file ---
@@ -347,6 +348,13 @@ class ConfigFile:
         if turn != self._turn:
             return self.last_error is None  # somebody has read a newer file meanwhile
         return self._use(new)
+
+    def about(self, key: str, message: str) -> str:
+        """What there is to say about a value, with its place in the file."""
+        try:
+            return str(_refused(self.path, key, message))
+        except (Error, OSError):  # somebody is writing another one
+            return f"{self.path}: {key}: {message}"
 
     def _load(self) -> Config | Error:
         try:

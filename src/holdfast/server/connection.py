@@ -12,16 +12,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.clock import elapsed_s
-from holdfast.engine import Batch, Engine, Page, Receipt
+from holdfast.engine import Engine, Receipt
 from holdfast.errors import (
     AuthenticationFailed,
     Error,
     InvalidInput,
-    OutcomeUnknown,
     RateLimitExceeded,
     Unavailable,
 )
@@ -35,16 +35,17 @@ from holdfast.server.requests import (
     Answers,
     Unreadable,
     Work,
-    fitting,
     is_set,
+    packed,
+    recognisable,
     understood,
     unexpected,
 )
+from holdfast.server.sockets import peer_of
 from holdfast.server.watches import Watches
 from holdfast.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
-    REPLY_BYTES_MAX,
     Cancel,
     Commit,
     Committed,
@@ -57,7 +58,6 @@ from holdfast.wire import (
     Receipts,
     Request,
     Scan,
-    Scanned,
     Watch,
     Welcome,
     failed,
@@ -80,8 +80,6 @@ UNSENT_BYTES_MAX: Final = 256 * 1024
 LARGE_READS_MAX: Final = 4
 """Scans, and reads of many keys, of one connection under way at once."""
 CLIENT_ID_MAX: Final = 64
-INDEXED: Final = "~"
-"""Added to an id that the library made, where it has to be indexed."""
 
 _NOTHING_TOLD: Final = [None]
 """The results of a Put."""
@@ -95,7 +93,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, port: BinaryPort) -> None:
         self.port = port
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames(HELLO_BYTES_MAX)
+        self._frames = Frames(HELLO_BYTES_MAX, partial(port.unfinished.wait_for, self))
+        self._unfinished: tuple[list[bytes], float] = ([], 0.0)
+        """The frame that was not complete when it was last looked at, and since when."""
         self._transport: asyncio.Transport
         self._requests: deque[Request | Unreadable] = deque()
         """What has come and was not begun."""
@@ -145,6 +145,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self._forget_input()
         self.port.gone(self)
         if self._client is not None and self.port.clients.get(self._client) is self and not self.in_flight:
             del self.port.clients[self._client]
@@ -324,10 +325,12 @@ class Connection(asyncio.Protocol):
 
     def turn_away(self, error: Error) -> None:
         """Say why, and end."""
-        if self.identity is None:
-            self.port.turned_away(self._transport, error)
         self.send(failed(0, error))
-        self.close()
+        if self.identity is None:
+            self.port.turned_away(error, peer_of(self._transport))
+            self.close()
+        else:
+            self.finish()  # it may be in the middle of a long request, and should hear why that is of no use
 
     def close(self) -> None:
         """Send what is ready, and end."""
@@ -343,6 +346,8 @@ class Connection(asyncio.Protocol):
         """
         self._flush()
         self._closed = True
+        self._stuck_at = self._stuck_at or self._loop.time()
+        self._forget_input()
         if self._transport.is_closing():
             return
         try:
@@ -354,6 +359,11 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
         except (OSError, RuntimeError):  # it is gone, or reading is on
             log.debug("a connection ended while the keeper stopped")
+
+    def _forget_input(self) -> None:
+        """What was sent of a request that will not be read; it is freed, and the connection, which it knows, with it."""
+        self._frames = Frames(0)
+        self.port.unfinished.forget(self)
 
     def look(self, now: float) -> None:
         """Called about once a second."""
@@ -369,6 +379,20 @@ class Connection(asyncio.Protocol):
             self.turn_away(AuthenticationFailed("the token has ended or was revoked"))
         elif now - self._heard_at > limits.idle_s and not self.in_flight:
             self.turn_away(Unavailable(f"nothing was heard for {limits.idle_s:g} s"))
+        elif self._is_late(now):
+            self.turn_away(
+                Unavailable(
+                    f"a request was not complete {limits.frame_s:g} s after it began; it was not done. Send less at once"
+                )
+            )
+
+    def _is_late(self, now: float) -> bool:
+        """Whether a request is still not complete, although there was time to send it. While nothing is read, no time passes."""
+        parts, since = self._frames.parts, self._unfinished[1]
+        if parts and parts is self._unfinished[0] and not self._paused:
+            return now - since > self.port.limits.frame_s
+        self._unfinished = (parts, now)
+        return False
 
     # --- the beginning ---
 
@@ -406,11 +430,15 @@ class Connection(asyncio.Protocol):
     def _welcome(self, identity: Identity) -> None:
         limits = self.port.limits
         self.identity = identity
-        self.engine = engine = self.port.keeper.engine_for(identity)
-        if self.port.span is None and isinstance(engine, Submits):
-            self._at_once = engine
+        self.renew()
         self._frames.frame_bytes_max = limits.frame_bytes
         self.send(Welcome(identity, limits.in_flight, limits.frame_bytes))
+
+    def renew(self) -> None:
+        """Ask for its engine, maybe anew: requests that were begun end as they are, watches go on through the new one."""
+        if self.identity is not None:
+            self.engine = engine = self.port.keeper.engine_for(self.identity)
+            self._at_once = engine if self.port.span is None and isinstance(engine, Submits) else None
 
     def abandon(self) -> None:
         """Take nothing more from this connection: its client has another one."""
@@ -433,7 +461,7 @@ class Connection(asyncio.Protocol):
             return
         self.in_flight += 1
         if type(message) is Commit:
-            self._commit_aside(self._recognisable(message))
+            self._commit_aside(recognisable(message, self.port.sole_owner))
         elif type(message) is not Get or self._at_once is None or not self._read_at_once(self._at_once, message):
             self._spawn(self._run(message, self._began))
 
@@ -444,7 +472,7 @@ class Connection(asyncio.Protocol):
             self._leave(message, port.closing)
             return
         if not batch.fresh or not port.sole_owner or not is_generated(batch.request_id or ""):
-            message = self._recognisable(message)
+            message = recognisable(message, port.sole_owner)
             batch = message.batch
         self.in_flight += 1
         try:
@@ -494,7 +522,7 @@ class Connection(asyncio.Protocol):
             entries = engine.read(message.space, message.keys)
             if entries is None:
                 return False
-            self._answer(message.id, Entries(message.id, entries))
+            self.write(packed(Entries(message.id, entries)))
             self.observed("get", "ok", self._began)
         except Error as exc:
             self._refuse(message.id, exc)
@@ -517,23 +545,6 @@ class Connection(asyncio.Protocol):
         """It was answered, or has to be forgotten."""
         self.port.observe(op, outcome, elapsed_s() - began)
         self._finished()
-
-    def _recognisable(self, message: Commit) -> Commit:
-        """A commit whose request id will be found again if it is repeated.
-
-        `fresh` is believed only of an id that the library made, and only if nobody else commits to this store: otherwise
-        another keeper may have answered it, or still will. Such an id is found by searching the feed, which is too slow to be
-        done for each; so there it gets a form of its own, which engines index like an id that somebody chose.
-        """
-        batch, sole = message.batch, self.port.sole_owner
-        id = batch.request_id
-        if id is None or (sole and (not batch.fresh or is_generated(id))):
-            return message
-        if not sole and is_generated(id):
-            id += INDEXED
-        elif not batch.fresh:
-            return message
-        return Commit(message.id, message.space, Batch(batch.actor, batch.operations, batch.conditions, id))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -565,29 +576,12 @@ class Connection(asyncio.Protocol):
     async def _do(self, message: Any, work: Work) -> None:
         if type(message) is Scan or (type(message) is Get and len(message.keys) > 1):
             async with self._large_reads:
-                self._answer(message.id, await work(self.engine, message))
+                self.write(packed(await work(self.engine, message)))
                 await self.writable()
         else:
             answer = await work(self.engine, message)
             await self.writable()  # others may have answered meanwhile, and nobody has taken it
-            self._answer(message.id, answer)
-
-    def _answer(self, id: int, message: Message) -> None:
-        """Send it, if it is not too large; that is found out before it is packed."""
-        if type(message) is Scanned:
-            page, entries = message.page, fitting(message.page.entries)
-            if len(entries) < len(page.entries):
-                message = Scanned(id, Page(entries, True, page.revision))
-        elif type(message) is Entries and len(message.entries) > 1:
-            size = sum(len(entry.value) for entry in message.entries if entry is not None)
-            if size > REPLY_BYTES_MAX // 2:
-                raise InvalidInput(f"the answer has {size:,} bytes; that is too much. Ask for less at once")
-        data = frame(message)
-        if len(data) > REPLY_BYTES_MAX:
-            raise OutcomeUnknown(
-                f"the answer has {len(data):,} bytes, more than can be sent; what was asked for was done. Take less at once"
-            )
-        self.write(data)
+            self.write(packed(answer))
 
     def _finished(self, count: int = 1) -> None:
         self.in_flight -= count

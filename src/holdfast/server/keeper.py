@@ -20,6 +20,7 @@ import contextlib
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock, elapsed_s
-from holdfast.engine import Engine
+from holdfast.engine import Engine, SpaceInfo
 from holdfast.engines.registry import file_of, shown_url
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret, check_agent
@@ -42,8 +43,9 @@ from holdfast.middleware.telemetry import Observed
 from holdfast.middleware.tolls import Tolls
 from holdfast.server.backups import Backups
 from holdfast.server.binary import BinaryPort, Limits
-from holdfast.server.config import Config, Tls
+from holdfast.server.config import Config, SpaceSettings, Tls
 from holdfast.server.door import enter
+from holdfast.server.fullness import FULL, Fullness
 from holdfast.server.gauges import Gauges
 from holdfast.server.http.app import make_app
 from holdfast.server.http.limits import BODY_BYTES_MAX
@@ -86,8 +88,11 @@ class Keeper:
         clock: Clock | None = None,
         background: bool = True,
         traces: Traces | None = None,
+        about: Callable[[str, str], str] | None = None,
     ) -> None:
         self.config = config
+        self._about = about or (lambda key, message: f"{key}: {message}")
+        """What there is to say about a setting, with its place where it has one."""
         self.clock = clock or SystemClock()
         self._given_traces = traces
         self.failed = asyncio.Event()
@@ -98,11 +103,12 @@ class Keeper:
             config.store or "memory:", clock=self.clock, background=background, agent_names=config.agent_names
         )
         self.audited: set[str] = set()
+        self._fullness = Fullness(self.clock)
         file = file_of(self.store.url)
         self.backups = Backups(self.store, None if file is None else file.absolute().parent, self.clock)
         self.binary_port = self.http_port = 0
         self._stopping: str | None = "the keeper is starting"
-        self._tls = None if config.tls is None else tls_context(config.tls)
+        self._tls = None if config.tls is None else self._read_certificate(config.tls)
         self._parts = AsyncExitStack()
         """What was opened, to be closed in the opposite order."""
         self._http: HttpServer | None = None
@@ -150,7 +156,8 @@ class Keeper:
         if isinstance(engine, _Owns):
             engine.on_failure = self._fail
             engine.fold_every(self.config.persistence.snapshot_interval_ms / 1000)
-        await self._make_spaces(self.config)
+        for name, settings in self.config.spaces.items():
+            await self._make_space(name, settings)
         spaces = await engine.spaces()
         self._spaces = sum(not info.name.startswith("_") for info in spaces)
         for info in spaces:
@@ -183,7 +190,7 @@ class Keeper:
                 "state_bytes": lambda: gauges.state_bytes,
                 "locks_held": lambda: gauges.locks_held,
                 "queue_depth": lambda: gauges.queue_depth,
-                "connections": lambda: len(self.binary.connections) + (self._http.connections if self._http else 0),
+                "connections": lambda: self.binary.open_connections + (self._http.connections if self._http else 0),
                 "watchers": lambda: self.binary.watchers,
                 "in_flight": lambda: self.binary.in_flight,
             },
@@ -240,21 +247,42 @@ class Keeper:
             self._making = asyncio.create_task(self._remake_spaces(config, self._making))
         self.config = config
 
-    async def _make_spaces(self, config: Config) -> None:
-        for name, settings in config.spaces.items():
-            await self.store.engine.create(name, settings.durability, audit_reads=settings.audit_reads)
+    async def _make_space(self, name: str, settings: SpaceSettings) -> SpaceInfo:
+        """As the settings say, or as it is: what cannot be changed of a space that exists is told, and stays."""
+        engine = self.store.engine
+        asked, audited = settings.durability, settings.audit_reads
+        found = await engine.spaces(name)
+        durability = found[0].durability if found else asked or "sync"
+        info = await engine.create(name, durability, audit_reads=bool(audited))
+        if asked is not None and info.durability != asked:
+            self._stays(
+                f"spaces.{name}.durability",
+                f"the space exists as {info.durability!r} and stays so: how durable it is was decided when it was made. "
+                f"Write {info.durability}, or drop the space",
+            )
+        if audited is False and info.audit_reads:
+            self._stays(
+                f"spaces.{name}.audit_reads",
+                "the reads of this space are noted, and will be: that cannot be taken back while the space exists. "
+                "Write true, or drop the space",
+            )
+        return info
+
+    def _stays(self, key: str, message: str) -> None:
+        log.warning("%s", self._about(key, message))
 
     async def _remake_spaces(self, config: Config, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
-        try:
-            await self._make_spaces(config)
-            for name, settings in config.spaces.items():
-                self.look_after(name)
-                if settings.audit_reads:
-                    self.audit_reads_of(name)
-        except Error as exc:
-            log.error("not every space of the new configuration could be made: %s", exc)
+        for name, settings in config.spaces.items():
+            try:
+                info = await self._make_space(name, settings)
+            except Error as exc:
+                log.error("%s", self._about(f"spaces.{name}", f"the space could not be made, the others are: {exc}"))
+                continue
+            self.look_after(name)
+            if info.audit_reads:
+                self.audit_reads_of(name)
 
     def renew_certificate(self) -> bool:
         """Read the certificate anew, if there is one; connections that are open keep the old one. InvalidInput, and no change,
@@ -262,9 +290,15 @@ class Keeper:
         if self.config.tls is None or self._tls is None:
             return False
         # Elsewhere first: what does not fit together would leave this one without a key.
-        tls_context(self.config.tls)
+        self._read_certificate(self.config.tls)
         self._tls.load_cert_chain(self.config.tls.certificate, self.config.tls.key)
         return True
+
+    def _read_certificate(self, tls: Tls) -> ssl.SSLContext:
+        try:
+            return tls_context(tls)
+        except InvalidInput as exc:
+            raise InvalidInput(self._about("tls.certificate", str(exc))) from exc
 
     def _fail(self, reason: str) -> None:
         log.critical("the store cannot go on: %s", reason)
@@ -273,6 +307,8 @@ class Keeper:
 
     def _observe(self, op: str, outcome: str, seconds: float, count: int = 1) -> None:
         self.metrics.observe(op, outcome, seconds, count)
+        if outcome == FULL or self._fullness.is_full:
+            self._fullness.heard(op, outcome, count)
 
     def _denied(self, denial: Denial) -> None:
         """The rules have refused something. What has no request id that its sender chose has that of its HTTP request."""
@@ -325,6 +361,9 @@ class Keeper:
     def charge(self, identity: Identity) -> None:
         self._tolls.charge(identity)
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        self._policy.engine_for(identity).require_watch(space, prefixes)
+
     def shown(self, engine: Engine, identity: Identity, name: str) -> Space:
         """A space seen through an engine, on behalf of somebody whose leases are not kept alive here."""
         return self.store.seen_through(engine, name, identity.agent, self._coordination)
@@ -341,7 +380,7 @@ class Keeper:
         """Reads of a space leave a note from now on, also of those who are connected."""
         if space not in self.audited:
             self.audited.add(space)
-            self.binary.disconnect(lambda identity: identity.may_enter(space) and identity.role != "admin")
+            self.binary.renew(lambda identity: identity.may_enter(space) and identity.role != "admin")
 
 
 class Observing:
@@ -358,6 +397,7 @@ class Observing:
         self.require = keeper.require
         self.look_at_rate = keeper.look_at_rate
         self.charge = keeper.charge
+        self.require_watch = keeper.require_watch
 
     def engine_for(self, identity: Identity) -> Engine:
         keeper = self._keeper
@@ -407,7 +447,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
             context.load_verify_locations(tls.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as exc:
-        raise InvalidInput(f"tls: {tls.certificate} and {tls.key} are not a certificate and its key: {exc}") from exc
+        raise InvalidInput(f"{tls.certificate} and {tls.key} are not a certificate and its key: {exc}") from exc
     return context
 
 

@@ -9,10 +9,12 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.engine import Batch, Engine, Entry, Put, Receipt
-from holdfast.errors import AccessDenied, Error, OutcomeUnknown, Unavailable
+from holdfast.engine import Batch, Engine, Entry, Page, Put, Receipt
+from holdfast.errors import AccessDenied, Error, InvalidInput, OutcomeUnknown, Unavailable
+from holdfast.ids import is_generated
 from holdfast.wire import (
     PAGE_BYTES_MAX,
+    REPLY_BYTES_MAX,
     UNREADABLE,
     BackedUp,
     Backup,
@@ -38,7 +40,11 @@ from holdfast.wire import (
     Spaces,
     decode_request,
     failed,
+    frame,
 )
+
+INDEXED: Final = "~"
+"""Added to an id that the library made, where it has to be indexed."""
 
 log = logging.getLogger("holdfast.server")
 
@@ -154,6 +160,24 @@ def fitting(entries: list[Entry]) -> list[Entry]:
     return entries
 
 
+def packed(message: Message) -> bytes:
+    """An answer, ready to be sent, if it is not too large; that is found out before it is packed."""
+    if type(message) is Scanned:
+        page, entries = message.page, fitting(message.page.entries)
+        if len(entries) < len(page.entries):
+            message = Scanned(message.id, Page(entries, True, page.revision))
+    elif type(message) is Entries and len(message.entries) > 1:
+        size = sum(len(entry.value) for entry in message.entries if entry is not None)
+        if size > REPLY_BYTES_MAX // 2:
+            raise InvalidInput(f"the answer has {size:,} bytes; that is too much. Ask for less at once")
+    data = frame(message)
+    if len(data) > REPLY_BYTES_MAX:
+        raise OutcomeUnknown(
+            f"the answer has {len(data):,} bytes, more than can be sent; what was asked for was done. Take less at once"
+        )
+    return data
+
+
 def unexpected(op: str, exc: BaseException) -> Error:
     """What a client hears of a fault of ours: nothing of the inside; a commit may have happened."""
     text = f"the keeper failed inside ({type(exc).__name__}); its log says more"
@@ -194,6 +218,24 @@ def understood(bodies: list[bytes]) -> list[Request | Unreadable]:
 def is_set(batch: Batch) -> bool:
     """Whether it is one Put: of the others there are never so many that it pays to try them together."""
     return len(batch.operations) == 1 and type(batch.operations[0]) is Put
+
+
+def recognisable(message: Commit, sole_owner: bool) -> Commit:
+    """A commit whose request id will be found again if it is repeated.
+
+    `fresh` is believed only of an id that the library made, and only if nobody else commits to this store: otherwise another
+    keeper may have answered it, or still will. Such an id is found by searching the feed, which is too slow to be done for
+    each; so there it gets a form of its own, which engines index like an id that somebody chose.
+    """
+    batch = message.batch
+    id = batch.request_id
+    if id is None or (sole_owner and (not batch.fresh or is_generated(id))):
+        return message
+    if not sole_owner and is_generated(id):
+        id += INDEXED
+    elif not batch.fresh:
+        return message
+    return Commit(message.id, message.space, Batch(batch.actor, batch.operations, batch.conditions, id))
 
 
 def _understood(body: bytes) -> Request | Unreadable:

@@ -54,6 +54,10 @@ class Served(Protocol):
         """A request came to nothing before the rules saw it: it costs 1."""
         ...
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        """AccessDenied where its rules do not allow this watch, before anything is told of the space."""
+        ...
+
     def ready(self) -> str | None:
         """None when requests are taken; otherwise why not."""
         ...

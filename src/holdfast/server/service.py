@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +38,12 @@ class Service:
             settings = self._file.config
             make_folders(self._file.path, settings)
         self.config = settings
-        self.keeper = Keeper(self.config)
+        self.keeper = Keeper(self.config, about=None if self._file is None else self._file.about)
         self._logs = Logs(self.config.log.level, self.config.log.format)
 
     async def run(self, started: Callable[[Keeper, float], None]) -> None:
         """Serve. `started` is told when requests are taken, and how many seconds that took."""
+        _open_all_files()
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stop.set)
@@ -81,6 +83,12 @@ class Service:
                 log.info("the certificate was read anew")
         except (InvalidInput, OSError) as exc:
             log.error("the certificate cannot be read anew, and the old one stays: %s", exc)
+
+
+def _open_all_files() -> None:
+    """As many files as the system lets this process have: a connection is one, and shells start with fewer than `limits` allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _collect_rarely() -> None:

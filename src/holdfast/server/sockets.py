@@ -1,7 +1,8 @@
-"""Unix sockets for the ports of a keeper."""
+"""Sockets of the ports of a keeper: unix ones, and from where a connection comes."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -31,6 +32,12 @@ def unix_socket(path: Path) -> socket.socket:
         listening.close()
         raise Unavailable(f"the keeper cannot listen at {path}: {exc.strerror or exc}; choose another path") from exc
     return listening
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """From where a connection comes, as the log tells it; nothing for a unix socket."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 
 def _answers(path: Path) -> bool:

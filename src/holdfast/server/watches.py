@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.engine import cursor_at
+from holdfast.engine import ChangeSet, Engine, cursor_at
 from holdfast.errors import Compacted, Error, InvalidInput, Unavailable
 from holdfast.server.requests import unexpected
 from holdfast.wire import Cancel, Changes, Done, Grant, Watch, Watching, failed, frame
@@ -98,12 +100,15 @@ class Watches:
 
 
 async def _tell(connection: Connection, message: Watch, state: _State) -> None:
-    cursor, guessed = message.cursor, False
-    if cursor is None:
-        try:
-            found = await connection.engine.spaces(message.space)
-        finally:
+    cursor, guessed, identity = message.cursor, False, connection.identity
+    try:
+        if identity is not None:
+            connection.port.keeper.require_watch(identity, message.space, tuple(message.prefixes))
+        found = await connection.engine.spaces(message.space) if cursor is None else []
+    finally:
+        if message.cursor is None:
             connection.let_go()
+    if cursor is None:
         guessed = not found  # a space that is not there begins at 0, unless there was one of that name
         cursor = cursor_at(found[0].revision if found else 0)
     connection.send(Watching(message.id, cursor))
@@ -116,12 +121,25 @@ async def _tell(connection: Connection, message: Watch, state: _State) -> None:
 
 
 async def _pass_on(connection: Connection, message: Watch, state: _State, cursor: str | None) -> None:
-    commits = connection.engine.watch(message.space, *message.prefixes, cursor=cursor, live=message.live)
-    async for commit in commits:
-        while state.granted <= 0:
-            state.more.clear()
-            await state.more.wait()
-        await connection.writable()
-        data = frame(Changes(message.id, [commit]))
-        state.granted -= len(data)
-        connection.write(data)
+    while True:
+        engine, passed_over = connection.engine, None
+        async with aclosing(_commits(engine, message, cursor)) as commits:
+            async for commit in commits:
+                while state.granted <= 0:
+                    state.more.clear()
+                    await state.more.wait()
+                await connection.writable()
+                if connection.engine is not engine:
+                    passed_over = commit  # the new one shows it, and notes that, if it has to
+                    break
+                data = frame(Changes(message.id, [commit]))
+                state.granted -= len(data)
+                connection.write(data)
+        if passed_over is None:
+            return
+        cursor = cursor_at(passed_over.version - 1)
+
+
+def _commits(engine: Engine, message: Watch, cursor: str | None) -> AsyncGenerator[ChangeSet, None]:
+    commits = engine.watch(message.space, *message.prefixes, cursor=cursor, live=message.live)
+    return cast("AsyncGenerator[ChangeSet, None]", commits)

@@ -77,6 +77,9 @@ class Keeper:
     def charge(self, identity: Identity) -> None:
         self.charged.append(identity.agent)
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        """There are no rules."""
+
     def ready(self) -> str | None:
         return self.reason
 

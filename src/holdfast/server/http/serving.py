@@ -18,12 +18,13 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Error, Unavailable
+from holdfast.server.handshakes import Handshakes
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.port import Port
 from holdfast.server.http.protocol import bounded
@@ -82,8 +83,10 @@ class HttpServer:
         server: _Uvicorn,
         task: asyncio.Task[None],
         listening: socket.socket,
+        handshakes: Handshakes | None,
     ) -> None:
         self._port = port
+        self._handshakes = handshakes
         self._server = server
         self._task = task
         self._is_unix = listening.family == socket.AF_UNIX
@@ -94,8 +97,8 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
-        return len(self._server.server_state.connections)
+        """How many are open, those that shake hands included."""
+        return len(self._server.server_state.connections) + len(self._handshakes or ())
 
     def limit(self, limits: Limits) -> None:
         """These limits from the next connection and the next request on; what is open stays."""
@@ -109,6 +112,8 @@ class HttpServer:
         """Refuse what is new, finish what is running, close."""
         self._port.shares.stop()
         self._server.leave.set()
+        if self._handshakes is not None:
+            self._handshakes.close()
         limit = self._port.limits.stop_s_max + 1
         await asyncio.wait((self._task,), timeout=limit)
         for connection in list(self._server.server_state.connections):
@@ -149,15 +154,29 @@ async def serve_http(
         backlog=BACKLOG,
     )
     config.load()
-    config.ssl = tls
+    handshakes = None if tls is None else _with_tls(config, tls, shared)
     server = _Uvicorn(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    opened = HttpServer(shared, server, task, listening)
+    opened = HttpServer(shared, server, task, listening, handshakes)
     while not server.started:
         if task.done():
             raise Unavailable("the HTTP port did not start") from task.exception()
         await asyncio.sleep(TICK_S)
     return opened
+
+
+def _with_tls(config: uvicorn.Config, tls: ssl.SSLContext, shared: Port) -> Handshakes:
+    """Connections come to uvicorn when they have shaken hands."""
+
+    def turned_away(error: Error, peer: str) -> None:
+        shared.keeper.turned_away("http", error, peer)
+
+    def make(**given: Any) -> asyncio.Protocol:
+        return handshakes.before(lambda: protocol(**given))
+
+    protocol, handshakes = config.http_protocol_class, Handshakes(tls, turned_away)
+    config.http_protocol_class = make  # type: ignore[assignment]  # it is only called
+    return handshakes
 
 
 def _tcp(host: str, port: int) -> socket.socket:
