@@ -299,14 +299,18 @@ async def test_the_line_of_a_request_says_whose_it_is_and_in_which_space(keeper:
 
 async def test_the_line_of_a_request_and_the_audit_of_what_it_wrote_find_each_other(keeper: KeeperServer) -> None:
     async with http(keeper, await make_token(keeper, "market")) as market:
-        await market.put("/v1/spaces/contoso/records/plain", json=1)
-        await market.put("/v1/spaces/contoso/records/keyed", json=1, headers={"Idempotency-Key": "order-17"})
-    lines = {key: await record_of(keeper, f"PUT /v1/spaces/contoso/records/{key}") for key in ("plain", "keyed")}
+        await market.put("/v1/spaces/contoso/records/found/plain", json=1)
+        await market.put("/v1/spaces/contoso/records/found/keyed", json=1, headers={"Idempotency-Key": "order-17"})
+    lines = {
+        key: await record_of(keeper, f"PUT /v1/spaces/contoso/records/{key}") for key in ("found/plain", "found/keyed")
+    }
     async with http(keeper, keeper.admin) as admin:
-        feed = await admin.get("/v1/spaces/contoso/feed?cursor=r0", headers={"Accept": "application/json"})
+        feed = await admin.get(
+            "/v1/spaces/contoso/feed?cursor=r0&prefix=found/", headers={"Accept": "application/json"}
+        )
     asked = {commit["changes"][0]["key"]: commit["request_id"] for commit in feed.json()["commits"]}
     assert {key: line["audit_request_id"] for key, line in lines.items()} == asked
-    assert asked["keyed"] == "order-17"
+    assert asked["found/keyed"] == "order-17"
 
 
 async def test_what_becomes_of_tokens_is_told_without_their_secret(keeper: KeeperServer) -> None:
