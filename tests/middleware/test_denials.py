@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.codec import decode
 from holdfast.engine import Batch, Delete, Engine, Put, Receipt
-from holdfast.errors import AccessDenied, Unavailable
+from holdfast.errors import AccessDenied, QuotaExceeded, RateLimitExceeded, Unavailable
 from holdfast.identity import Identity
 from holdfast.layers.audit import Audit
 from holdfast.layers.redaction import Redaction
@@ -17,7 +17,7 @@ from holdfast.layers.scope import Scope
 from holdfast.middleware.audited_reads import NOTES
 from holdfast.middleware.denials import WAITING_MAX, Denial, DenialNotes
 from holdfast.middleware.policy import Policy
-from holdfast.middleware.rules import AccessRule, Rules
+from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
 from holdfast.middleware.wrapper import Wrapper
 from tests.middleware.keeper import SPACE, Keeper, batch
 
@@ -64,6 +64,39 @@ async def test_a_denial_gets_into_the_audit_with_who_what_and_why() -> None:
     await audit.seal()
     assert [(record.actor, record.outcome) async for record in audit.records()] == [("mallory", "denied")]
     await notes.close()
+
+
+async def test_a_denial_names_the_request_that_was_denied() -> None:
+    keeper, notes = keeper_with()
+    await keeper.engine.create(SPACE)
+    mallory = keeper.engine_of("mallory")
+    for space, denied in (
+        (SPACE, batch("mallory", Delete("records/k"), request_id="verb")),
+        (SPACE, batch("alice", Put("records/k", b"1"), request_id="actor")),
+        ("fabrikam", batch("mallory", Put("records/k", b"1"), request_id="space")),
+        (SPACE, batch("mallory", Delete("records/k"))),
+    ):
+        with pytest.raises(AccessDenied):
+            await mallory.commit(space, denied)
+    keeper.policy.reload(Rules())
+    await keeper.engine.commit(SPACE, batch("alice", Put("locks/lock/l/1", b"{}", 60_000)))
+    with pytest.raises(AccessDenied, match="alice"):
+        await mallory.commit(SPACE, batch("mallory", Delete("locks/lock/l/1"), request_id="owner"))
+    await notes.close()
+    audit = Audit(Scope(keeper.engine, SPACE, "holdfast", "1", keeper.clock, Retention(), Redaction()))
+    await audit.seal()
+    told = [record.request_id async for record in audit.records() if record.outcome == "denied"]
+    assert told == ["verb", "actor", "space", None, "owner"]
+
+
+async def test_a_rate_or_quota_that_refuses_names_the_request_too() -> None:
+    keeper = Keeper(Rules(None, (RateLimit("*", 1, 2),), (Quota("*", 0),)))
+    engine = keeper.engine_of("a")
+    for _ in range(2):
+        with pytest.raises((QuotaExceeded, RateLimitExceeded)):
+            await engine.commit(SPACE, batch("a", Put("records/k", b"1"), request_id="r"))
+    told = [(denial.code, denial.request_id) for denial in keeper.denials]
+    assert told == [("quota_exceeded", "r"), ("rate_limit_exceeded", "r")]
 
 
 async def test_of_a_flood_of_denials_a_few_are_told_and_the_rest_is_counted() -> None:

@@ -142,6 +142,19 @@ async def test_access_comes_before_rate_and_a_denied_request_costs_nothing() -> 
     await engine.get(SPACE, ["records/k"])
 
 
+async def test_a_name_with_tokens_of_two_roles_has_in_each_what_that_role_may() -> None:
+    keeper = Keeper(Rules(quotas=()))  # as it ships
+    agent, boss = keeper.engine_of("alice"), keeper.engine_of("alice", "orchestrator")
+    await boss.get(SPACE, ["records/k"])
+    used = 0
+    while await refusal(agent.commit(SPACE, batch("alice", Increment("records/n", 1)))) is None:
+        used += 1
+        keeper.engine_of("alice", "orchestrator")  # one more connection
+    assert used == 175  # the burst, but for renewals
+    await boss.get(SPACE, [f"records/{i}" for i in range(1000)])
+    assert isinstance(await refusal(agent.get(SPACE, ["records/k"])), RateLimitExceeded)
+
+
 async def test_a_clock_that_is_set_back_gives_nobody_more_and_blocks_nobody() -> None:
     keeper = Keeper(limited(1, 3))
     engine = keeper.engine_of("a")
@@ -157,10 +170,10 @@ async def test_a_clock_that_is_set_back_gives_nobody_more_and_blocks_nobody() ->
 def test_buckets_that_are_full_again_are_forgotten_and_others_are_not() -> None:
     rates, limit = Rates(), RateLimit("*", 1, 1)
     for i in range(10 * KEPT_MIN):
-        assert rates.bucket(SPACE, f"agent-{i}", limit).charge(1, i * 2) == 0
+        assert rates.bucket(SPACE, f"agent-{i}", "agent", limit).charge(1, i * 2) == 0
     assert len(rates._known) <= 2 * KEPT_MIN + 1
     last = 10 * KEPT_MIN - 1
-    assert rates.bucket(SPACE, f"agent-{last}", limit).charge(1, last * 2) > 0
+    assert rates.bucket(SPACE, f"agent-{last}", "agent", limit).charge(1, last * 2) > 0
 
 
 # --- renewals ---

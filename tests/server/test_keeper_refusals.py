@@ -93,6 +93,22 @@ async def test_every_refusal_over_http_is_in_audit_and_metrics_once(keeper: Keep
         assert (await admin.get("/v1/spaces/fabrikam")).status_code == 404, "nobody's denial makes a space"
 
 
+async def test_a_refusal_in_the_audit_names_the_request_as_its_sender_named_it(keeper: KeeperServer) -> None:
+    async with http(keeper, keeper.admin) as admin, http(keeper, await make_token(keeper, "named")) as agent:
+        named = {"X-Request-Id": "of-the-request"}
+        await agent.put(f"{BASE}/records/first", json=1)  # a space is not made for its denials
+        for answer in (
+            await agent.get("/v1/spaces/fabrikam/records/cash", headers=named),  # before the rules
+            await agent.get(f"{BASE}/audit", headers=named),  # by the rules, for what is read
+            await agent.put(f"{BASE}/documents/d", json={}, headers={**named, "If-None-Match": "*"}),
+        ):
+            assert answer.status_code == 403, answer.text
+        assert len(await denials(admin, "named", 3)) == 3
+        page = await admin.get(f"{BASE}/audit", params={"outcome": "denied", "actor": "named"})
+        told = [each["request_id"] for each in page.json()["records"]]
+    assert told == ["of-the-request"] * 3
+
+
 async def test_who_may_not_copy_the_store_is_in_the_audit(keeper: KeeperServer, tmp_path: Path) -> None:
     token = await make_token(keeper, "thief")
     async with http(keeper, keeper.admin) as admin, holdfast.open(keeper.url, token=token) as store:

@@ -98,6 +98,7 @@ class _Note(msgspec.Struct):
     key: str
     outcome: Outcome
     reason: str = ""
+    request_id: str | None = None
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -488,9 +489,10 @@ class Audit:
                     reason=UNREADABLE,
                 )
             key = self._key(note.key)
-            return AuditRecord(
+            noted = AuditRecord(
                 commit.version, commit.at, note.actor, note.operation, key, note.outcome, reason=note.reason
             )
+            return msgspec.structs.replace(noted, request_id=note.request_id)
         value: Any = None
         if change.value:
             if key.startswith(HIDDEN):

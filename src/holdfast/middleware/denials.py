@@ -1,4 +1,4 @@
-"""Denials in the audit: who was refused what, and why.
+"""Denials in the audit: who was refused what, by which request, and why.
 
 The policy tells a callback of every refusal. `DenialNotes` is one that appends notes under `audit/notes/`, from where the
 sealer takes them, in the space of the identity that was refused: another space never hears of it. It writes in the
@@ -30,13 +30,13 @@ SECOND_MS: Final = 1000
 WAITING_MAX: Final = 10_000
 """Notes that wait to be written; more are only counted."""
 SHOWN_MAX: Final = 512
-"""Characters of a key or reason that a note tells."""
+"""Characters of a key, a reason or a request id that a note tells."""
 
 log = logging.getLogger("holdfast.denials")
 
 
 class Denial(msgspec.Struct, frozen=True):
-    """One refusal: who, where, what, which error, and in which words."""
+    """One refusal: who, where, what, which error, in which words, and of which request."""
 
     identity: Identity
     space: str
@@ -44,6 +44,8 @@ class Denial(msgspec.Struct, frozen=True):
     key: str
     code: str
     reason: str
+    request_id: str | None = None
+    """Of the batch that was refused, if it had one."""
 
 
 class _Second:
@@ -79,7 +81,8 @@ class DenialNotes:
             second = self._seconds[space, agent] = _Second(now)
         if second.noted < self._per_second and len(self._waiting) < WAITING_MAX:
             second.noted += 1
-            self._append(space, agent, denial.verb, denial.key, f"{denial.code}: {denial.reason}")
+            reason = f"{denial.code}: {denial.reason}"
+            self._append(space, agent, denial.verb, denial.key, reason, denial.request_id)
         else:
             second.suppressed += 1
         self._news.set()
@@ -95,8 +98,10 @@ class DenialNotes:
         self._end_seconds(None)
         await self._write()
 
-    def _append(self, space: str, agent: str, verb: str, key: str, reason: str) -> None:
+    def _append(self, space: str, agent: str, verb: str, key: str, reason: str, request_id: str | None = None) -> None:
         note = {"actor": agent, "operation": verb, "key": _shown(key), "outcome": "denied", "reason": _shown(reason)}
+        if request_id is not None:
+            note["request_id"] = _shown(request_id)
         self._waiting.append((space, encode(note)))
 
     def _sum_up(self, space: str, agent: str, second: _Second) -> None:
@@ -147,4 +152,9 @@ def why_not_ours(conflict: Conflict, key: str) -> str:
         return f"{shown(key)} is {'there' if conflict.condition == 'absent' else 'gone'}: the message is another's. Nothing was written"
     if conflict.condition == "absent":
         return f"{shown(key)} is there already, and is written once. Nothing was written"
-    return f"{shown(key)} is not there, and in a line nobody chooses a place: append to it. Nothing was written"
+    if conflict.condition == "value":
+        return (
+            f"{shown(key)} does not stand for this list or set: items are written in the batch that makes their record, or "
+            "after it. Nothing was written"
+        )
+    return f"{shown(key)} is not there, and what was sent is about it. Nothing was written"

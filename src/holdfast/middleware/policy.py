@@ -141,7 +141,7 @@ class PolicedEngine:
         self._verbs = grant.verbs
         self._bucket: Bucket | None = None
         if grant.rate is not None:
-            self._bucket = self._policy.rates.bucket(self._home, self._agent, grant.rate)
+            self._bucket = self._policy.rates.bucket(self._home, self._agent, self.identity.role, grant.rate)
         quota = grant.quota
         self._value_max = UNLIMITED if quota is None else quota.max_value_size
         self._bytes_max = UNLIMITED if quota is None else quota.max_total_size
@@ -254,7 +254,7 @@ class PolicedEngine:
             return None
         tokens = max(1, len(batch.conditions))
         if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
-            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key)
+            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key, batch.request_id)
         sent = replace(batch, conditions=conditions) if added else batch
         explained = lambda conflict: self._explained(conflict, space, batch, added)  # noqa: E731
         return Flight(self._policy.quotas, book, account, amount, keys, sent, reply, explained)
@@ -274,7 +274,7 @@ class PolicedEngine:
             return None
         put: Put = batch.operations[0]  # type: ignore[assignment]
         if self._bucket is not None and (wait_ms := self._bucket.charge(1, self._clock.now_ms())):
-            self._refuse_rate(1, wait_ms, space, "Set", put.key)
+            self._refuse_rate(1, wait_ms, space, "Set", put.key, batch.request_id)
         check_json(put.value)
         return Flight(self._policy.quotas, book, account, amount, 1, batch, reply)
 
@@ -313,11 +313,12 @@ class PolicedEngine:
     async def _commit(self, space: str, batch: Batch) -> Receipt:
         """Any batch."""
         if space != self._home and self._home != EVERY_SPACE:
-            self._enter(space, _verb_of(batch), _key_of(batch))
+            self._enter(space, _verb_of(batch), _key_of(batch), batch.request_id)
         if self._admin:
             return await self._policy.quotas.commit(space, batch, None)
         if batch.actor != self._agent:
-            self._deny(space, ADMIN, _key_of(batch), f"the token is of {self._agent!r}, who acts as nobody else")
+            reason = f"the token is of {self._agent!r}, who acts as nobody else"
+            self._deny(space, ADMIN, _key_of(batch), reason, batch.request_id)
         try:
             conditions = self._check(space, batch)
         except (AttributeError, TypeError, ValueError):
@@ -326,24 +327,25 @@ class PolicedEngine:
         if self._bucket is not None:
             tokens = max(len(batch.operations), len(batch.conditions), 1)
             if wait_ms := self._bucket.charge(tokens, self._clock.now_ms(), renewal=renews(batch)):
-                self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch))
+                self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch), batch.request_id)
         return await self._within_quota(space, batch, conditions)
 
     def _check(self, space: str, batch: Batch) -> tuple[Condition, ...]:
         """Every verb of the batch, and whom it writes for; gives what ownership adds to it."""
-        verbs = self._verbs
+        verbs, id = self._verbs, batch.request_id
         for verb, key in demands(batch):
             if verb not in verbs:
-                self._deny_verb(space, verb, key)
+                self._deny_verb(space, verb, key, id)
         for op in batch.operations:
             if type(op) is Put or type(op) is Push:
                 check_json(op.value)
             if type(op) is Put and not written_for(op, self._agent, orchestrator=self._orchestrator):
-                self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else")
+                self._deny(space, ADMIN, op.key, f"the token is of {self._agent!r}, who writes for nobody else", id)
         try:
             return claims(batch, orchestrator=self._orchestrator)
         except Misplaced as misplaced:
-            self._deny(space, _verb_of(batch), misplaced.key, f"{shown(misplaced.key)} cannot be written: {misplaced}")
+            reason = f"{shown(misplaced.key)} cannot be written: {misplaced}"
+            self._deny(space, _verb_of(batch), misplaced.key, reason, id)
 
     async def _within_quota(self, space: str, batch: Batch, conditions: tuple[Condition, ...]) -> Receipt:
         """Commit it, with the conditions that ownership adds."""
@@ -359,7 +361,7 @@ class PolicedEngine:
         try:
             return await self._policy.quotas.commit(space, sent, self._grant.quota)
         except QuotaExceeded as exc:
-            self._told(exc, space, _verb_of(batch), _key_of(batch))
+            self._told(exc, space, _verb_of(batch), _key_of(batch), batch.request_id)
             raise
         except Conflict as conflict:
             explained = self._explained(conflict, space, batch, conditions)
@@ -381,9 +383,7 @@ class PolicedEngine:
         if not claimed(conflict, batch, conditions):
             return conflict
         key = conflict.key or ""
-        denied = AccessDenied(why_not_ours(conflict, key))
-        self._told(denied, space, _verb_of(batch), key)
-        return denied
+        return self._told(AccessDenied(why_not_ours(conflict, key)), space, _verb_of(batch), key, batch.request_id)
 
     def read(self, space: str, keys: list[str]) -> list[Entry | None] | None:
         """`get` without a coroutine (`offers.Submits`), for one record."""
@@ -477,7 +477,7 @@ class PolicedEngine:
             self._deny_verb(space, "Set", "")
         self._charge(1, space, "Set", "")
         if not self._admin:
-            for info in await self._inner.spaces(space):
+            for info in await self._described(space):
                 if info.durability == durability and info.audit_reads >= audit_reads:
                     return info
             if durability != "sync" or audit_reads:
@@ -487,14 +487,18 @@ class PolicedEngine:
         return await self._inner.create(space, durability, audit_reads=audit_reads)
 
     async def spaces(self, name: str | None = None) -> list[SpaceInfo]:
-        """One's own, if it exists; every one for administrators of all."""
+        """One's own, if it exists; every one for administrators of all. Who keeps how much in it is for those who may Get."""
         self._renew()
         if name is None and self._home == EVERY_SPACE:
             return await self._inner.spaces()
         name = self._home if name is None else name
         self._enter(name, "Get", "")
         self._charge(1, name, "Get", "")
-        return await self._inner.spaces(name)
+        return await self._described(name)
+
+    async def _described(self, space: str) -> list[SpaceInfo]:
+        found = await self._inner.spaces(space)
+        return found if self._admin or "Get" in self._verbs else [replace(info, usage=[]) for info in found]
 
     async def drop(self, space: str) -> None:
         self._administer(space)
@@ -527,9 +531,10 @@ class PolicedEngine:
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
 
-    def _enter(self, space: str, verb: str, key: str) -> None:
+    def _enter(self, space: str, verb: str, key: str, request_id: str | None = None) -> None:
         if space != self._home and self._home != EVERY_SPACE:
-            self._deny(space, verb, key, f"the token of {self._agent!r} is for space {self._home!r} and no other")
+            reason = f"the token of {self._agent!r} is for space {self._home!r} and no other"
+            self._deny(space, verb, key, reason, request_id)
 
     def _administer(self, space: str) -> None:
         self._renew()
@@ -541,7 +546,9 @@ class PolicedEngine:
         if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
             self._refuse_rate(tokens, wait_ms, space, verb, key)
 
-    def _refuse_rate(self, tokens: int, wait_ms: int, space: str, verb: str, key: str) -> NoReturn:
+    def _refuse_rate(
+        self, tokens: int, wait_ms: int, space: str, verb: str, key: str, request_id: str | None = None
+    ) -> NoReturn:
         rate, bucket = self._grant.rate, self._bucket
         per_second = 0.0 if rate is None else rate.max_ops_per_second
         if bucket is not None and tokens > bucket.burst:
@@ -554,9 +561,9 @@ class PolicedEngine:
                 f"{self._agent!r} is over its rate of {per_second:g} operations a second; nothing was done. "
                 f"Try again in {wait_ms / 1000:g} s"
             )
-        raise self._told(RateLimitExceeded(text, retry_after=wait_ms / 1000), space, verb, key)
+        raise self._told(RateLimitExceeded(text, retry_after=wait_ms / 1000), space, verb, key, request_id)
 
-    def _deny_verb(self, space: str, verb: str, key: str) -> NoReturn:
+    def _deny_verb(self, space: str, verb: str, key: str, request_id: str | None = None) -> NoReturn:
         where = f" {shown(key)}" if key not in ("", "records/") else ""
         if verb == ADMIN:
             what = f"{where or ' this'} is for administrators, or names no single subspace"
@@ -564,14 +571,15 @@ class PolicedEngine:
             what = f"{where or ' this'} is for orchestrators"
         else:
             what = f" its rules do not allow {verb}{' of' + where if where else ''}"
-        self._deny(space, verb, key, f"{self._agent!r} may not do that:{what}. Ask whoever keeps the rules")
+        reason = f"{self._agent!r} may not do that:{what}. Ask whoever keeps the rules"
+        self._deny(space, verb, key, reason, request_id)
 
-    def _deny(self, space: str, verb: str, key: str, reason: str) -> NoReturn:
-        raise self._told(AccessDenied(reason), space, verb, key)
+    def _deny(self, space: str, verb: str, key: str, reason: str, request_id: str | None = None) -> NoReturn:
+        raise self._told(AccessDenied(reason), space, verb, key, request_id)
 
-    def _told(self, error: E, space: str, verb: str, key: str) -> E:
+    def _told(self, error: E, space: str, verb: str, key: str, request_id: str | None = None) -> E:
         """The same error, of which somebody was told. Who raises it has no name for it, so that it is freed with its traceback."""
-        self._policy.tell(Denial(self.identity, space, verb, key, error.code, str(error)))
+        self._policy.tell(Denial(self.identity, space, verb, key, error.code, str(error), request_id))
         return error
 
 

@@ -1,4 +1,4 @@
-"""How often: a bucket of tokens per agent of a space, charged by the operation.
+"""How often: a bucket of tokens per agent and role in a space, charged by the operation.
 
 A bucket holds `burst` tokens and gets `max_ops_per_second` new ones a second. It is kept as what is owed, in whole numbers
 (the rate is taken as the decimal fraction that was written), so nothing is rounded: no sequence of requests gets more than
@@ -9,7 +9,7 @@ otherwise lose what it holds. Everything else is refused when only that part is 
 it would never pass, and needs almost the whole burst: after that one, too, the next tokens are for renewals. A burst of 1 has
 no such part.
 
-All connections of an agent share its bucket. A bucket that owes nothing is forgotten when nobody holds it; one that owes
+All connections of an agent in one role share its bucket; a name that has tokens of two roles has two, for its limits are two. A bucket that owes nothing is forgotten when nobody holds it; one that owes
 something is kept, so that coming back does not fill it. When the clock is set back nobody gets tokens for it.
 """
 
@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Final
 from weakref import WeakValueDictionary
 
+from holdfast.identity import Role
 from holdfast.middleware.rules import RateLimit
 
 KEPT_MIN: Final = 1024
@@ -28,7 +29,7 @@ RESERVE: Final = 8
 
 
 class Bucket:
-    """What one agent of a space may still do at the moment."""
+    """What one agent of a space may still do in one role at the moment."""
 
     __slots__ = (
         "__weakref__",
@@ -109,15 +110,15 @@ class Rates:
     """The buckets of all agents."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[tuple[str, str], Bucket] = WeakValueDictionary()
+        self._known: WeakValueDictionary[tuple[str, str, Role], Bucket] = WeakValueDictionary()
         self._kept: list[Bucket] = []
         self._look_at = KEPT_MIN
 
-    def bucket(self, space: str, agent: str, limit: RateLimit) -> Bucket:
-        """The bucket that all connections of this agent share, under this limit."""
-        bucket = self._known.get((space, agent))
+    def bucket(self, space: str, agent: str, role: Role, limit: RateLimit) -> Bucket:
+        """The bucket that all connections of this agent in this role share, under this limit."""
+        bucket = self._known.get((space, agent, role))
         if bucket is None:
-            bucket = self._known[space, agent] = Bucket(self, limit)
+            bucket = self._known[space, agent, role] = Bucket(self, limit)
         else:
             bucket.limit_to(limit)
         return bucket

@@ -43,4 +43,6 @@ class Tolls:
 
     def _bucket(self, identity: Identity) -> Bucket | None:
         rate = grant_of(self._policy.rules, identity).rate
-        return None if rate is None else self._policy.rates.bucket(identity.space, identity.agent, rate)
+        if rate is None:
+            return None
+        return self._policy.rates.bucket(identity.space, identity.agent, identity.role, rate)

@@ -25,11 +25,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock, SystemClock, elapsed_s
 from holdfast.engine import Engine
 from holdfast.engines.registry import file_of, shown_url
 from holdfast.errors import AuthenticationFailed, Error, InvalidInput, Unavailable
 from holdfast.identity import Identity, Secret, check_agent
+from holdfast.ids import is_generated
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.layers.tokens import TokenBook, Tokens
@@ -272,7 +275,9 @@ class Keeper:
         self.metrics.observe(op, outcome, seconds, count)
 
     def _denied(self, denial: Denial) -> None:
-        """The rules have refused something."""
+        """The rules have refused something. What has no request id that its sender chose has that of its HTTP request."""
+        if denial.request_id is None or is_generated(denial.request_id):
+            denial = replace(denial, request_id=current.get().get("request_id", denial.request_id))
         if (heard := told.get()) is not None:
             heard.append(denial)
         self._notes(denial)
