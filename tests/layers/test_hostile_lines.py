@@ -10,7 +10,8 @@ import holdfast
 from holdfast import Space, Store
 from holdfast.engine import Batch, Delete, Push, Put
 from holdfast.errors import InvalidInput, LockAcquisitionError
-from holdfast.layers.lines import PLACE_BYTES_MAX, place_of
+from holdfast.layers.lines import place_of
+from holdfast.middleware.line_claims import PLACE_BYTES_MAX
 from tests.layers.policed import PolicedStore
 from tests.layers.test_locks import soon, waiting
 
@@ -35,6 +36,13 @@ async def push(space: Space, prefix: str, value: bytes, ttl_ms: int | None = 60_
         engine = engine.inner  # as an administrator, who may write anything
     receipt = await engine.commit(space.name, Batch("mallory", (Push(prefix, value, ttl_ms),)))
     return str(receipt.results[0])
+
+
+async def put(space: Space, key: str, value: bytes, ttl_ms: int | None = None) -> None:
+    engine = space._scope.engine
+    if isinstance(engine, PolicedStore):
+        engine = engine.inner
+    await engine.commit(space.name, Batch("mallory", (Put(key, value, ttl_ms),)))
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=ids)
@@ -74,7 +82,7 @@ async def test_a_waiter_is_woken_although_a_hostile_place_comes_and_goes_before_
         waiter = asyncio.create_task(other.lock("l", wait=None).acquire())
         await soon(waiting(space, "l", 2))
     assert not waiter.done()
-    await space._scope.engine.commit(space.name, Batch("mallory", (Put(key, b"[7]", 60_000),)))
+    await put(space, key, b"[7]", 60_000)
     await space._scope.engine.commit(space.name, Batch("mallory", (Delete(key),)))
     async with asyncio.timeout(10):
         guard = await waiter
@@ -91,7 +99,7 @@ async def test_keys_that_are_no_places_do_not_break_the_list_of_locks() -> None:
 
 
 async def test_a_number_of_permits_that_is_none_is_told_and_does_not_break_the_list(space: Space) -> None:
-    await space._scope.engine.commit(space.name, Batch("mallory", (Put("permits/semaphore/gpu", b'"four"'),)))
+    await put(space, "permits/semaphore/gpu", b'"four"')
     with pytest.raises(InvalidInput, match="no number of permits"):
         await space.semaphore("gpu", permits=4).acquire()
     async with space.lock("l"):
@@ -102,6 +110,6 @@ async def test_a_key_that_is_no_member_of_a_set_does_not_end_the_watch_of_others
     await space.records.set("first", 1)
     cursor = await space.cursor()
     for operation in (Put("sets/x", b"1"), Delete("sets/x"), Push("lists/", b"1"), Put("records/k", b"2")):
-        await space._scope.engine.commit(space.name, Batch("mallory", (operation,)))
+        await space._scope.engine.commit(space.name, Batch("intruder", (operation,)))
     told = [change.key async for item in space.watch(cursor=cursor, live=False) for change in item]
     assert told[-1] == "k"

@@ -53,6 +53,8 @@ class Lease:
         """By the local clock."""
         self.renew_at = good_until - ttl_ms + ttl_ms // RENEWALS
         self.renewing = False
+        self.value = b""
+        """What its entry says, if it was written anew since it was made."""
         self.lost = asyncio.Event()
         self._told: list[asyncio.Event] = []
 

@@ -8,9 +8,10 @@ waiter that dies expires and is skipped, a holder that dies likewise; the lease 
     semaphore   those whose units, with all before them, fit into its size
     read/write  a writer that is first; readers with no writer before them
 
-Once it is somebody's turn it stays so as long as its entry lives, because entries before it only go and never come.
+Once it is somebody's turn it stays so as long as its entry lives, because entries before it only go and never come, and say the same
+as long as they are there: behind a policy a place that is written anew keeps what it takes (`middleware/line_claims.py`).
 
-Whoever may write here may write anything. A place that cannot be read, or asks for less than one unit, counts as one unit that
+Whoever may write here may append anything. A place that cannot be read, or asks for less than one unit, counts as one unit that
 is not shared: it neither breaks the line for others nor makes room in it. What is no place at all is passed over.
 
 A process that has somebody waiting in a line keeps a copy of it and follows what the feed tells of it, once however many
@@ -37,18 +38,16 @@ from holdfast.engine import SCAN_MAX, Change, Engine, Entry, cursor_at
 from holdfast.errors import AccessDenied, Compacted, Error
 from holdfast.keys import Subspace
 from holdfast.layers.leases import Lease
+from holdfast.middleware.line_claims import PLACE_BYTES_MAX, UNITS_MAX
 
 LOCKS: Final = Subspace("locks")
 PERMITS: Final = Subspace("permits")
-UNITS_MAX: Final = 1_000_000
 Kind = Literal["lock", "semaphore", "rw", "election", "pool"]
 KINDS: Final[tuple[Kind, ...]] = ("lock", "semaphore", "rw", "election", "pool")
 LOOK_MS_MIN: Final = 100
 LOOK_MS_MAX: Final = 5_000
 LINGER_MS: Final = 200
 """How long a line is followed after its last local waiter. Longer than a handover; not long, for it is told of every change."""
-PLACE_BYTES_MAX: Final = 4096
-"""A longer value is no place. The feed shows values up to a limit, and everybody must see the same."""
 RETRY_MS: Final = 100
 """After the feed could not be followed."""
 

@@ -49,11 +49,11 @@ from holdfast.engine import (
     Delete,
     Empty,
     Entry,
-    Present,
     Push,
     Put,
     Receipt,
     Touch,
+    ValueIs,
     VersionIs,
 )
 from holdfast.errors import (
@@ -68,8 +68,9 @@ from holdfast.errors import (
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import LEAVING_S, Lease
-from holdfast.layers.lines import LOCKS, PERMITS, UNITS_MAX, Kind, Place, in_turn, permits_of, place_of, read_line
+from holdfast.layers.lines import LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of, read_line
 from holdfast.layers.scope import Scope
+from holdfast.middleware.line_claims import UNITS_MAX
 
 if TYPE_CHECKING:
     from holdfast.space import Space
@@ -433,15 +434,17 @@ class Wanted:
     async def _write(self, lease: Lease, token: int, ttl_ms: int, request_id: str | None) -> int | None:
         """Write one's place with another ttl, from now on; gives the time, or None when it is gone."""
         put = Put(lease.key, encode(self._place(token)), ttl_ms)
+        said = lease.value or encode(self._place())  # by which a policy sees that nobody takes more than it had
         sent_at = self.scope.clock.now_ms()
         try:
-            receipt = await self.scope.commit((put,), (Present(lease.key),), request_id)
+            receipt = await self.scope.commit((put,), (ValueIs(lease.key, said),), request_id)
         except Conflict:
             if self.coordination.leases.keeps(lease):  # else it was given up meanwhile
                 self.coordination.leases.lose(lease)
             return None
         written_at = sent_at if request_id is None else min(sent_at, receipt.at)  # it may be an old receipt
         self.coordination.leases.written(lease, written_at, ttl_ms)
+        lease.value = put.value
         return receipt.at
 
     def left(self, lease: Lease, version: int) -> None:
@@ -508,7 +511,7 @@ class Wanted:
                 size = permits_of(conflict.actual)
                 if size is None:
                     raise InvalidInput(
-                        f"what is stored under {key!r} is no number of permits; an administrator has to delete it"
+                        f"what is stored under {key!r} is no number of permits; an orchestrator has to delete it"
                     ) from conflict
                 known = size, conflict.actual.version
             self.coordination.sizes[f"{self.scope.space} {key}"] = known

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.clock import Duration, as_datetime, duration_ms
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Entry, Mine, Present, Touch
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Delete, Empty, Entry, Mine, Present, Touch
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, NotFound
 from holdfast.keys import unescape
 from holdfast.layers.lines import KINDS, LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of
@@ -80,6 +80,15 @@ class Locks:
         for start in range(0, len(keys), OPERATIONS_MAX):
             await self._scope.commit(tuple(Delete(key) for key in keys[start : start + OPERATIONS_MAX]))
         return found[0].holders
+
+    async def forget(self, name: str, kind: Kind = "semaphore") -> None:
+        """Forget how large a semaphore or pool is that nobody uses; its next user names a size anew. Conflict while it is used.
+
+        Its size is a key of who used it first: who made it, or an orchestrator, gets that key back so.
+        """
+        if kind not in ("semaphore", "pool"):
+            raise InvalidInput(f"a semaphore or a pool has a size, and no {kind}")
+        await self._scope.commit((Delete(PERMITS.key(kind, name)),), (Empty(LOCKS.prefix(kind, name)),))
 
     async def release(self, kind: Kind, name: str, id: str, *, request_id: str | None = None) -> datetime:
         """Give up what this agent acquired under this id, maybe in another process; LeaseLost if it is over already.

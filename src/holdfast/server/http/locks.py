@@ -14,9 +14,10 @@ from msgspec import Meta
 
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
 from holdfast.keys import NAME_BYTES_MAX
-from holdfast.layers.lines import UNITS_MAX, Kind
+from holdfast.layers.lines import Kind
 from holdfast.layers.locks import Guard, Wanted
 from holdfast.layers.standings import LockState, Stand
+from holdfast.middleware.line_claims import UNITS_MAX
 from holdfast.middleware.verbs import ADMIN
 from holdfast.server.http.endpoint import Call, endpoint
 from holdfast.server.http.guards import guard_text, read_guard
