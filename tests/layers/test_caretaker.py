@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import ManualClock, Redaction, Retention, Space, Store
-from holdfast.engine import Batch, ChangeSet, Durability, Entry, Put, cursor_at
+from holdfast.engine import Batch, ChangeSet, Durability, Entry, Push, Put, cursor_at
 from holdfast.errors import Damaged, Error
 from holdfast.layers import caretaker
 from holdfast.layers.audit import Audit
@@ -84,6 +84,25 @@ async def test_items_of_ended_lists_and_sets_are_collected(store: Store, space: 
     assert await space.records.list("again") == [2]
     usage = {(each.subspace): each.keys for each in (await space.info()).usage}
     assert usage["lists"] == 2
+
+
+@pytest.mark.parametrize("after", ["there", "deleted", "replaced", "never"])
+async def test_items_that_were_written_by_hand_under_no_list_are_collected(
+    store: Store, space: Space, after: str
+) -> None:
+    await space.records.append_to_list("kept", 1, 2)
+    await space.records.add_to_set("kept too", 1)
+    by_hand = [Push("lists/plain/1/", b"1"), Put("sets/plain/1/x", b"1"), Push("lists/kept/other/", b"1")]
+    if after != "never":
+        await space.records.set("plain", "1")  # a record that says what a list's would say, and is none
+    await space._scope.engine.commit(space.name, Batch("intruder", tuple(by_hand)))
+    if after == "deleted":
+        await space.records.delete("plain")
+    elif after == "replaced":
+        await space.records.set("plain", "2")
+    assert await collect(store.engine, space.name) == 3
+    assert (await space.records.list("kept"), await space.records.members("kept too")) == ([1, 2], [1])
+    assert await collect(store.engine, space.name) == 0
 
 
 async def test_nothing_is_left_behind_when_the_feed_was_forgotten_first(store: Store, space: Space) -> None:

@@ -159,7 +159,7 @@ async def test_what_is_wrong_or_large_goes_alone(space: Space, sent: Sent, gathe
     wrong = Push("queues/ready/q/499/", "text")  # type: ignore[arg-type]
     outcomes = await asyncio.gather(
         gathering.commit(put(1)),
-        gathering.commit((large,)),
+        gathering.commit((large, Increment(DEPTH, 1))),
         gathering.commit((wrong,)),
         gathering.commit(put(2)),
         return_exceptions=True,

@@ -6,7 +6,20 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from holdfast.clock import ManualClock
-from holdfast.engine import Batch, ChangeSet, Engine, Entry, Page, Push, Put, Receipt, SpaceInfo
+from holdfast.engine import (
+    Batch,
+    ChangeSet,
+    Delete,
+    Engine,
+    Entry,
+    Increment,
+    Page,
+    Push,
+    Put,
+    Receipt,
+    SpaceInfo,
+    Take,
+)
 from holdfast.engines.memory import MemoryEngine
 from holdfast.errors import Error
 from holdfast.identity import Identity, Role
@@ -92,6 +105,33 @@ def batch(
     agent: str, *operations: Any, when: tuple[Any, ...] = (), request_id: str | None = None, fresh: bool = False
 ) -> Batch:
     return Batch(agent, operations, when, request_id, fresh)
+
+
+def counted(*operations: Any) -> tuple[Any, ...]:
+    """The same, with what they add to the numbers of messages, as a client of queues sends it."""
+    sent: list[Any] = []
+    added: dict[str, int] = {}
+    for op in operations:
+        if isinstance(op, Take):
+            counters, given = (depth(op.source), depth(op.target)), (op.source_counter, op.target_counter)
+            free = given == (None, None) and counters[0] != counters[1]
+            sent.append(Take(op.source, op.target, op.n, op.upto, *counters) if free else op)
+            continue
+        sent.append(op)
+        place = depth(op.prefix if isinstance(op, Push) else op.key)
+        if place is not None and isinstance(op, Put | Push | Delete):
+            added[place] = added.get(place, 0) + (-1 if isinstance(op, Delete) else 1)
+    return (*sent, *(Increment(place, number) for place, number in added.items() if number))
+
+
+def depth(place: str) -> str | None:
+    """What counts the messages that stand there."""
+    parts = place.split("/", 3)
+    if len(parts) < 4 or parts[0] not in ("queues", "reserved"):
+        return None
+    if parts[0] == "queues":
+        return f"depths/{parts[2]}/{parts[1]}"
+    return f"depths/{parts[1]}/{'dead' if parts[2] == '-' else 'reserved'}"
 
 
 def contribution(agent: str, value: bytes) -> tuple[Put, Push]:

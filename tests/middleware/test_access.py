@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.codec import decode
 from holdfast.engine import (
     SYSTEM_ACTOR,
@@ -30,10 +32,12 @@ from holdfast.engine import (
 )
 from holdfast.errors import AccessDenied, InvalidInput
 from holdfast.identity import Identity, Role
+from holdfast.layers.coordination import Coordination
+from holdfast.layers.leases import Leases
 from holdfast.middleware.audited_reads import AuditedReads
 from holdfast.middleware.rules import AccessRule, Quota, RateLimit, Rules
 from holdfast.middleware.verbs import VERBS
-from tests.middleware.keeper import FREELY, SPACE, Keeper, batch, refusal
+from tests.middleware.keeper import FREELY, SPACE, Keeper, batch, counted, depth, refusal
 from tests.soak import examples
 
 
@@ -62,8 +66,8 @@ def allowing(*verbs: str) -> Rules:
         ("Lock", batch("a", when=(Present("locks/lock/l/1"),))),
         ("Lock", batch("a", Put("permits/semaphore/s", b"1"), when=(Absent("permits/semaphore/s"),))),
         ("Unlock", batch("a", Delete("locks/lock/l/1"))),
-        ("Reserve", batch("a", Take("queues/ready/in/", f"reserved/in/{'0' * 30}/"))),
-        ("Set", batch("a", Push("queues/ready/in/499/", b"1"))),
+        ("Reserve", batch("a", *counted(Take("queues/ready/in/", f"reserved/in/{'0' * 30}/")))),
+        ("Set", batch("a", *counted(Push("queues/ready/in/499/", b"1")))),
         ("Audit", batch("a", when=(Absent("audit/head"),))),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
@@ -75,6 +79,7 @@ async def test_a_batch_needs_the_verb_of_what_it_does(verb: str, needed_for: Bat
     assert keeper.witness.seen == []
     keeper.policy.reload(allowing(*VERBS))
     await keeper.engine_of("a").commit(SPACE, batch("a", Put(f"consumers/in/{'0' * 30}", b"{}", 1000)))
+    await keeper.engine_of("a").commit(SPACE, batch("a", Put("records/l", b'"1"', tag="list")))
     assert not isinstance(await refusal(keeper.engine_of("a").commit(SPACE, needed_for)), AccessDenied)
     assert keeper.witness.seen
 
@@ -311,6 +316,23 @@ async def test_another_space_is_denied_in_the_same_words_whether_it_exists_or_no
     assert keeper.witness.seen == []
 
 
+async def test_who_may_read_nothing_is_not_told_who_keeps_how_much() -> None:
+    keeper = Keeper(allowing("Set"))
+    await keeper.admin.commit(SPACE, batch("bob", Put("records/secret-project", b"1")))
+    engine = keeper.engine_of("a")
+    for [info] in (await engine.spaces(), await engine.spaces(SPACE), [await engine.create(SPACE)]):
+        assert info.usage == []
+        assert (info.durability, info.revision) == ("sync", 1)
+    async with holdfast.open("memory:", clock=keeper.clock, background=False) as store:
+        space = store.seen_through(engine, SPACE, "a", Coordination(Leases(keeper.clock), engine))
+        assert (await space.info()).revision == 1
+        with pytest.raises(AccessDenied, match="Get"):  # and not told a number that is wrong
+            await space.records.size()
+        keeper.policy.reload(allowing("Get"))
+        assert [each.owner for each in (await space.info()).usage] == ["bob"]
+        assert await space.records.size() == 1
+
+
 async def test_one_sees_and_makes_one_s_own_space_only() -> None:
     keeper = Keeper()
     await keeper.admin.create("fabrikam", "async")
@@ -404,14 +426,15 @@ PREFIXES = (
 key = st.sampled_from(KEYS)
 prefix = st.sampled_from(PREFIXES)
 operation = st.one_of(
-    st.builds(Put, key, st.just(b"1"), st.just(1000)),
+    st.builds(Put, key, st.just(b"1"), st.sampled_from((None, 1000))),
     st.builds(Delete, key),
     st.builds(Increment, key, st.just(1)),
     st.builds(Touch, key, st.just(1000)),
-    st.builds(Push, prefix, st.just(b"1"), st.just(1000)),
-    st.tuples(prefix, prefix, st.sampled_from((None, *KEYS)))
+    st.builds(Push, prefix, st.just(b"1"), st.sampled_from((None, 1000))),
+    st.tuples(prefix, prefix, st.sampled_from((None, *KEYS)), st.sampled_from((None, "depths/q/reserved", "records/1")))
     .filter(lambda drawn: drawn[0] != drawn[1])
-    .map(lambda drawn: Take(drawn[0], drawn[1], source_counter=drawn[2])),
+    .map(lambda drawn: Take(drawn[0], drawn[1], source_counter=drawn[2], target_counter=drawn[3])),
+    st.just(Take("queues/ready/q/", f"reserved/q/{'0' * 30}/")),
 )
 condition = st.one_of(
     st.builds(Absent, key),
@@ -453,10 +476,13 @@ def needs(sent: Batch) -> Iterable[str | None]:
         yield "Transaction"
     for part in sent.conditions:
         yield reads(part.prefix if isinstance(part, Empty) else part.key)
+    if not counts(sent):
+        yield None
     for part in sent.operations:
         if isinstance(part, Take):
             hands = (part.source, part.target) == ("queues/ready/q/", f"reserved/q/{'0' * 30}/")
-            yield "Reserve" if hands and part.source_counter in (None, "depths/q/ready") else None
+            counters = part.source_counter, part.target_counter
+            yield "Reserve" if hands and counters == ("depths/q/ready", "depths/q/reserved") else None
             continue
         name = part.prefix if isinstance(part, Push) else part.key
         home = name.split("/")[0]
@@ -471,9 +497,12 @@ def needs(sent: Batch) -> Iterable[str | None]:
         ):
             yield None
         elif home == "permits":
-            yield "Lock" if isinstance(part, Put) else None
+            yield "Lock" if isinstance(part, Delete) or (isinstance(part, Put) and part.ttl_ms is None) else None
+        elif home in ("locks", "consumers", "dedup") and isinstance(part, Put | Push) and part.ttl_ms is None:
+            yield None  # it is held by a lease
         elif home == "locks":
-            yield {Delete: "Unlock", Increment: None}.get(type(part), "Lock")
+            kept = not isinstance(part, Put) or ValueIs(name, part.value) in sent.conditions
+            yield {Delete: "Unlock", Increment: None}.get(type(part), "Lock") if kept else None
         elif home in ("queues", "consumers", "depths", "dedup", "reserved", "reasons"):
             yield needs_for_messages(
                 home, name, part, {each.key for each in sent.operations if isinstance(each, Delete)}
@@ -486,6 +515,37 @@ def needs(sent: Batch) -> Iterable[str | None]:
             yield "CompareAndSwap" if any(getattr(each, "key", None) == name for each in sent.conditions) else "Set"
         else:
             yield "Set"
+
+
+def counts(sent: Batch) -> bool:
+    """Whether a batch adds to the numbers of messages what it does to messages, each of them once."""
+    added: Counter[str] = Counter()
+    put: set[str] = set()
+    deleted: set[str] = set()
+    for part in sent.operations:
+        if isinstance(part, Take):
+            continue
+        name = part.prefix if isinstance(part, Push) else part.key
+        if isinstance(part, Increment) and name.startswith("depths/"):
+            added[name] += part.delta
+        place = depth(name)
+        if place is None:
+            continue
+        added[place] -= -1 if isinstance(part, Delete) else 1
+        if isinstance(part, Delete):
+            if name in put | deleted:
+                return False
+            deleted.add(name)
+        elif isinstance(part, Put | Push):
+            if part.ttl_ms is not None or name in put:
+                return False
+            if isinstance(part, Put):
+                put.add(name)
+    taken = (
+        {"depths/q/ready", "depths/q/reserved"} if any(isinstance(part, Take) for part in sent.operations) else set()
+    )
+    forgotten = {part.key for part in sent.operations if isinstance(part, Delete)}
+    return not any(added.values()) and not added.keys() & (taken | forgotten)
 
 
 def needs_for_messages(home: str, name: str, part: object, deleted: set[str]) -> str | None:
@@ -511,11 +571,11 @@ def needs_for_messages(home: str, name: str, part: object, deleted: set[str]) ->
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(rules, st.lists(operation, max_size=4), st.lists(condition, max_size=3))
+@given(rules, st.lists(operation, max_size=4), st.lists(condition, max_size=3), st.booleans())
 def test_nothing_denied_reaches_the_engine_and_everything_allowed_does(
-    rules: Rules, operations: list[object], conditions: list[object]
+    rules: Rules, operations: list[object], conditions: list[object], counting: bool
 ) -> None:
-    sent = batch("a", *operations, when=tuple(conditions))
+    sent = batch("a", *(counted(*operations) if counting else operations), when=tuple(conditions))
     allowed = all(verb is not None and may(rules, verb) for verb in needs(sent))
     keeper = Keeper(rules)
     refused = asyncio.run(refusal(keeper.engine_of("a").commit(SPACE, sent)))

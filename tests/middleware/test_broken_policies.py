@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from holdfast.engine import Put
 from holdfast.errors import Conflict, Error
 from holdfast.identity import Identity
-from holdfast.middleware import policy, quotas, rates, verbs
+from holdfast.middleware import growth, policy, quotas, rates, verbs
 from holdfast.middleware.growth import at_worst, in_truth
-from tests.middleware import test_access, test_isolation, test_ownership, test_quotas, test_rates
+from tests.middleware import test_access, test_isolation, test_messages, test_ownership, test_quotas, test_rates
 
 demands, claims, charge, alone = verbs.demands, verbs.claims, rates.Bucket.charge, quotas._alone
 commit, failed, read = policy.PolicedEngine._commit, quotas.Quotas.failed, quotas.Quotas._read
@@ -73,6 +73,18 @@ FAULTS = [
     Fault("sections in any name, if one owns what is there", verbs, "TERRITORIES",
           {**verbs.TERRITORIES, "sections": replace(verbs.TERRITORIES["sections"], ownership="free")},
           test_ownership.test_a_section_is_written_by_the_agent_it_is_named_after, (True,)),
+    Fault("places that take more", verbs, "check_place", lambda op, batch: None,
+          test_ownership.test_a_place_that_is_written_anew_takes_what_it_took_and_pushes_nobody_out),
+    Fault("sizes that are none", verbs, "size_claims", lambda op, orchestrator: [],
+          test_ownership.test_the_size_of_a_line_is_a_number_that_everybody_can_read, ("agent",)),
+    Fault("numbers that count nothing", verbs, "count_claims", lambda batch: [],
+          test_messages.test_the_numbers_of_messages_are_what_there_is_whatever_is_sent_by_hand, ("agent",)),
+    Fault("items without a record", verbs, "item_claims", lambda batch: [],
+          test_quotas.test_no_number_of_lists_and_sets_that_are_made_by_hand_exceeds_the_quota_of_keys),
+    Fault("items anywhere", verbs, "item_claims", lambda batch: [],
+          test_quotas.test_items_are_written_under_the_record_that_stands_for_them_and_nowhere_else),
+    Fault("sizes that are no keys", growth, "WITHOUT_KEYS", growth.WITHOUT_KEYS | {"permits"},
+          test_quotas.test_by_hand_nobody_keeps_more_keys_than_its_quota_nor_a_list_or_set_that_is_none),
     Fault("entries for any owner", policy, "written_for", lambda op, actor, orchestrator: True,
           test_ownership.test_an_orchestrator_writes_the_section_of_another_and_it_stays_the_other_s),
     Fault("documents of everybody", verbs, "TERRITORIES",
@@ -98,7 +110,7 @@ FAULTS = [
           test_access.test_a_watch_or_scan_outside_of_one_subspace_is_denied, ("",)),
     Fault("any prefix may be read, random", policy, "territory_under", lambda prefix: verbs.TERRITORIES["records"],
           test_access.test_nothing_that_may_not_be_read_is_read),
-    Fault("every space is open", policy.PolicedEngine, "_enter", lambda self, space, verb, key: None,
+    Fault("every space is open", policy.PolicedEngine, "_enter", lambda self, space, verb, key, request_id=None: None,
           test_isolation.test_one_space_never_sees_another),
     Fault("a batch is charged once", rates.Bucket, "charge", lambda self, tokens, now_ms, **how: charge(self, 1, now_ms, **how),
           test_rates.test_a_batch_is_charged_by_its_operations),

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast import AccessDenied, Conflict
 from holdfast.engine import Absent, Delete, Engine, Increment, Operation, Present, Push, Put, Take, Touch
-from tests.middleware.keeper import SPACE, Keeper, batch
+from holdfast.identity import Role
+from tests.middleware.keeper import SPACE, Keeper, batch, counted
 
 ALICE, MALLORY = "a" * 30, "b" * 30
 LINE = "queues/ready/in/499/"
@@ -19,7 +20,7 @@ async def reserving(keeper: Keeper) -> tuple[str, Engine, Engine]:
     await alice.commit(SPACE, batch("alice", *(Push(LINE, b'"x"') for _ in range(3)), Increment("depths/in/ready", 3)))
     for engine, agent, lease in ((alice, "alice", ALICE), (mallory, "mallory", MALLORY)):
         await engine.commit(SPACE, batch(agent, Put(f"consumers/in/{lease}", b"{}", 30_000)))
-        await engine.commit(SPACE, batch(agent, Take("queues/ready/in/", f"reserved/in/{lease}/")))
+        await engine.commit(SPACE, batch(agent, *counted(Take("queues/ready/in/", f"reserved/in/{lease}/"))))
     [key] = await keeper.entries(HERS)
     return key, alice, mallory
 
@@ -76,12 +77,12 @@ async def test_no_batch_forges_takes_or_ends_the_reservation_of_another() -> Non
     ]
     before = await keeper.entries()
     for operations in attempts:
-        for sent in (operations, (Put("records/k", b"1"), *operations)):
+        for sent in (operations, (Put("records/k", b"1"), *operations), counted(*operations)):
             with pytest.raises((AccessDenied, Conflict)) as caught:
                 await mallory.commit(SPACE, batch("mallory", *sent))
             assert isinstance(caught.value, AccessDenied) or operations[0] == Delete("depths/in/reserved"), operations
             assert await keeper.entries() == before, operations
-    await alice.commit(SPACE, batch("alice", Delete(hers), when=(Present(hers),)))
+    await alice.commit(SPACE, batch("alice", *counted(Delete(hers)), when=(Present(hers),)))
 
 
 async def test_what_a_dead_consumer_left_can_be_taken_and_what_a_living_one_has_cannot() -> None:
@@ -97,14 +98,14 @@ async def test_what_a_dead_consumer_left_can_be_taken_and_what_a_living_one_has_
     keeper.clock.advance("1s")
     await mallory.commit(SPACE, batch("mallory", take))
     with pytest.raises(AccessDenied):  # hers no longer: it is gone from where it was, and is another's where it is
-        await alice.commit(SPACE, batch("alice", Delete(HIS + hers.removeprefix(HERS))))
+        await alice.commit(SPACE, batch("alice", *counted(Delete(HIS + hers.removeprefix(HERS)))))
 
 
 async def test_what_was_taken_ahead_begins_only_under_the_same_lease_of_one_s_own() -> None:
     keeper = Keeper()
     _, alice, mallory = await reserving(keeper)
     ahead = f"reserved/in/{ALICE}~/"
-    await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", ahead)))
+    await alice.commit(SPACE, batch("alice", *counted(Take("queues/ready/in/", ahead))))
     [key] = await keeper.entries(ahead)
     rest = key.removeprefix(ahead)
     before = await keeper.entries()
@@ -118,7 +119,7 @@ async def test_what_was_taken_ahead_begins_only_under_the_same_lease_of_one_s_ow
         (alice, "alice", (Delete(key), Put(f"reserved/in/{ALICE}~~/{rest}", b'"x"'))),
     ):
         with pytest.raises(AccessDenied):
-            await engine.commit(SPACE, batch(agent, *operations))
+            await engine.commit(SPACE, batch(agent, *counted(*operations)))
         assert await keeper.entries() == before
     await alice.commit(SPACE, batch("alice", Delete(key), Put(HERS + rest, b'"x"', None, "0"), when=(Present(key),)))
     assert HERS + rest in await keeper.entries(HERS)
@@ -131,7 +132,7 @@ async def test_one_s_own_message_is_put_under_one_s_own_lease_where_nobody_stand
     with pytest.raises(Conflict) as refused:
         await alice.commit(SPACE, batch("alice", Put(new, b"1"), one_more))
     assert refused.value.condition == "empty"
-    await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", HERS)))
+    await alice.commit(SPACE, batch("alice", *counted(Take("queues/ready/in/", HERS))))
     attempts: list[tuple[Operation, ...]] = [
         (Put(new, b"1"),),  # without counting it
         (Put(new, b"1"), Increment("depths/out/reserved", 1)),
@@ -158,7 +159,7 @@ async def test_a_lease_that_has_ended_takes_nothing() -> None:
     keeper.clock.advance("30s")
     before = await keeper.entries("reserved/")
     with pytest.raises(AccessDenied):
-        await alice.commit(SPACE, batch("alice", Take("queues/ready/in/", HERS)))
+        await alice.commit(SPACE, batch("alice", *counted(Take("queues/ready/in/", HERS))))
     assert await keeper.entries("reserved/") == before
 
 
@@ -169,17 +170,17 @@ async def test_orchestrators_move_and_clear_what_waits_or_is_dead_and_not_what_a
     boss = keeper.engine_of("boss", "orchestrator")
     for operations in ((Delete(hers),), (Delete(hers), Put(f"queues/ready/in/{rest}", b'"x"'))):
         with pytest.raises(AccessDenied):
-            await boss.commit(SPACE, batch("boss", *operations))
+            await boss.commit(SPACE, batch("boss", *counted(*operations)))
     dead = f"reserved/in/-/{rest}"
-    await alice.commit(SPACE, batch("alice", Delete(hers), Put(dead, b'"x"', None, "1")))
+    await alice.commit(SPACE, batch("alice", *counted(Delete(hers), Put(dead, b'"x"', None, "1"))))
     mallory = keeper.engine_of("mallory")
     with pytest.raises(AccessDenied):
-        await mallory.commit(SPACE, batch("mallory", Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"')))
-    await boss.commit(SPACE, batch("boss", Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"')))
+        await mallory.commit(SPACE, batch("mallory", *counted(Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"'))))
+    await boss.commit(SPACE, batch("boss", *counted(Delete(dead), Put(f"queues/ready/in/{rest}", b'"x"'))))
     waiting = await keeper.entries(LINE)
     assert len(waiting) == 2
     for key in waiting:
-        await boss.commit(SPACE, batch("boss", Delete(key)))
+        await boss.commit(SPACE, batch("boss", *counted(Delete(key))))
     assert await keeper.entries(LINE) == {}
 
 
@@ -187,10 +188,66 @@ async def test_one_s_own_chosen_id_is_one_s_own() -> None:
     keeper = Keeper()
     alice, mallory = keeper.engine_of("alice"), keeper.engine_of("mallory")
     key = f"{LINE}{'1' * 19}/@alice"
-    await alice.commit(SPACE, batch("alice", Put(key, b"1"), when=(Absent(key),)))
+    await alice.commit(SPACE, batch("alice", *counted(Put(key, b"1")), when=(Absent(key),)))
     before = await keeper.entries()
     for operations in ((Put(key, b"2"),), (Delete(key),)):
         with pytest.raises(AccessDenied):
-            await mallory.commit(SPACE, batch("mallory", *operations))
+            await mallory.commit(SPACE, batch("mallory", *counted(*operations)))
     assert await keeper.entries() == before
-    await alice.commit(SPACE, batch("alice", Delete(key)))
+    await alice.commit(SPACE, batch("alice", *counted(Delete(key))))
+
+
+@pytest.mark.parametrize("role", ["agent", "orchestrator"])
+async def test_the_numbers_of_messages_are_what_there_is_whatever_is_sent_by_hand(role: Role) -> None:
+    keeper = Keeper()
+    hers, _, _ = await reserving(keeper)
+    eve = keeper.engine_of("eve", role)
+    own, other = f"{LINE}{'1' * 19}/@eve", f"{LINE}{'2' * 19}/@eve"
+    lease = "e" * 30
+    await eve.commit(SPACE, batch("eve", Put(f"consumers/in/{lease}", b"{}", 30_000)))
+    await eve.commit(SPACE, batch("eve", *counted(Put(own, b"1"))))
+    ready, reserved, dead = (f"depths/in/{state}" for state in ("ready", "reserved", "dead"))
+    mine = f"reserved/in/{lease}/"
+    attempts: list[tuple[Operation, ...]] = [
+        (Increment(ready, 1000),),
+        (Increment(ready, -7000),),
+        (Increment(dead, 1),),
+        (Increment(ready, 1), Increment(ready, -2)),
+        (Push(LINE, b"1"), Increment(ready, 2)),
+        (Push(LINE, b"1"), Increment(reserved, 1)),
+        (Push(LINE, b"1"), Increment("depths/out/ready", 1)),
+        (Push(LINE, b"1"),),  # and not counted
+        (Push(LINE, b"1", 1000), Increment(ready, 1)),  # to vanish by itself
+        (Put(own, b"2"), Increment(ready, 1)),  # it is there already
+        (Put(other, b"1"), Put(other, b"2"), Increment(ready, 2)),
+        (Put(other, b"1"), Delete(other)),  # which leaves none
+        (Delete(own),),
+        (Delete(own), Increment(ready, -2)),
+        (Delete(own), Delete(own), Increment(ready, -2)),
+        (Delete(other), Increment(ready, -1)),  # it is not there
+        (Delete(own), Put(own, b"2"), Increment(ready, 1)),
+        (Push(LINE, b"1"), Increment(ready, 1), Delete(ready)),
+        (Take("queues/ready/in/", mine),),  # not counted
+        (Take("queues/ready/in/", mine, 1, None, ready),),
+        (Take("queues/ready/in/", mine, 1, None, None, reserved),),
+        (Take("queues/ready/in/", mine, 1, None, "depths/out/ready", "depths/out/reserved"),),
+        (Take("queues/ready/in/", mine, 1, None, reserved, ready),),
+        (Take("queues/ready/in/", mine, 1, None, ready, reserved), Delete(own), Increment(ready, -1)),
+    ]
+    before = await keeper.entries()
+    for operations in attempts:
+        for sent in (operations, (Put("records/k", b"1"), *operations)):
+            with pytest.raises((AccessDenied, Conflict)):
+                await eve.commit(SPACE, batch("eve", *sent))
+            assert await keeper.entries() == before, operations
+    for right in (
+        (Delete(own), Put(own, b"2")),  # the same message, as it is now
+        (Push(LINE, b"1"), Put(other, b"1"), Increment(ready, 1), Increment(ready, 1)),
+        (Delete(other), Delete(own), Increment(ready, -2)),
+        (Take("queues/ready/in/", mine, 9, None, ready, reserved),),
+    ):
+        await eve.commit(SPACE, batch("eve", *right))
+    after = await keeper.entries()
+    assert hers in after
+    for number, prefix in ((ready, "queues/ready/in/"), (reserved, "reserved/in/")):
+        assert int(after[number].value) == len([key for key in after if key.startswith(prefix)])

@@ -30,15 +30,16 @@ from holdfast.engine import (
 from holdfast.errors import AccessDenied, Conflict, Error
 from holdfast.identity import Role
 from holdfast.layers.blobs import Blobs
-from tests.middleware.keeper import SPACE, Keeper, batch, contribution, refusal
+from tests.middleware.keeper import SPACE, Keeper, batch, contribution, counted, refusal
 from tests.soak import examples
 
 LINE = "locks/lock/l/"
+HERE = b'{"instance":"1"}'
 
 
 async def place(keeper: Keeper, agent: str, ttl_ms: int = 60_000) -> str:
     """Stand in the line."""
-    receipt = await keeper.engine_of(agent).commit(SPACE, batch(agent, Push(LINE, b'{"instance":"1"}', ttl_ms)))
+    receipt = await keeper.engine_of(agent).commit(SPACE, batch(agent, Push(LINE, HERE, ttl_ms)))
     return str(receipt.results[0])
 
 
@@ -48,13 +49,16 @@ async def test_nobody_frees_extends_or_changes_the_lock_of_another(role: str) ->
     key = await place(keeper, "alice")
     before = await keeper.entries()
     mallory = keeper.engine_of("mallory", role)  # type: ignore[arg-type]
-    for operation in (Delete(key), Put(key, b"{}", 1), Touch(key, 99_000)):
+    said = ValueIs(key, HERE)
+    for operation in (Delete(key), Put(key, HERE, 1), Touch(key, 99_000)):
         with pytest.raises(AccessDenied, match="alice") as caught:
-            await mallory.commit(SPACE, batch("mallory", Put("records/k", b"1"), operation))
+            await mallory.commit(SPACE, batch("mallory", Put("records/k", b"1"), operation, when=(said,)))
         assert isinstance(caught.value.__cause__, Conflict)
         assert await keeper.entries() == before
     assert [denial.key for denial in keeper.denials] == [key] * 3
-    await keeper.engine_of("alice").commit(SPACE, batch("alice", Touch(key, 99_000), Put(key, b"{}", 60_000)))
+    await keeper.engine_of("alice").commit(
+        SPACE, batch("alice", Touch(key, 99_000), Put(key, HERE, 60_000), when=(said,))
+    )
     await keeper.engine_of("alice").commit(SPACE, batch("alice", Delete(key)))
 
 
@@ -86,12 +90,44 @@ async def test_one_s_own_place_may_be_rewritten_only_while_it_is_there() -> None
     keeper = Keeper()
     key = await place(keeper, "alice", 1000)
     alice = keeper.engine_of("alice")
-    await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000)))
+    rewritten = batch("alice", Put(key, HERE, 1000), when=(ValueIs(key, HERE),))
+    await alice.commit(SPACE, rewritten)
     keeper.clock.advance("1s")
-    with pytest.raises(AccessDenied, match="append"):
-        await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000)))
-    with pytest.raises(Conflict):  # who asks for it gets the plain answer
-        await alice.commit(SPACE, batch("alice", Put(key, b"{}", 1000), when=(Present(key),)))
+    with pytest.raises(Conflict):
+        await alice.commit(SPACE, rewritten)
+
+
+async def test_a_place_that_is_written_anew_takes_what_it_took_and_pushes_nobody_out() -> None:
+    keeper = Keeper()
+    alice = keeper.engine_of("alice")
+    for line, said, more in (
+        ("locks/rw/doc/", b'{"instance":"a","shared":true}', b'{"instance":"a"}'),
+        ("locks/pool/lic/", b'{"instance":"a","units":1}', b'{"instance":"a","units":10}'),
+        ("locks/pool/lic/", b'{"instance":"a","units":2}', b'{"instance":"a","units":2,"token":"x"}'),
+        (
+            "locks/rw/doc/",
+            b'{"instance":"a","shared":true}',
+            b'{"instance":"a","shared":true,"token":' + b"9" * 30 + b"}",
+        ),
+        ("locks/rw/doc/", b'{"instance":"a","shared":true}', b'{"instance":"' + b"a" * 5000 + b'","shared":true}'),
+        ("locks/lock/doc/", b"[]", b'{"instance":"a","shared":true}'),
+    ):
+        key = str((await alice.commit(SPACE, batch("alice", Push(line, said, 60_000)))).results[0])
+        for conditions in (
+            (),
+            (Present(key),),
+            (ValueIs(key, said),),
+            (ValueIs(key, more),),
+            (Present(key), ValueIs(line + "0", more)),
+        ):
+            with pytest.raises((AccessDenied, Conflict)):
+                await alice.commit(SPACE, batch("alice", Put(key, more, 60_000), when=conditions))
+            assert (await keeper.entries())[key].value == said
+        await alice.commit(SPACE, batch("alice", Put(key, said, 60_000), when=(ValueIs(key, said),)))
+    said, begun = b'{"instance":"a","units":3}', b'{"instance":"a","token":7,"units":3}'
+    key = str((await alice.commit(SPACE, batch("alice", Push("locks/pool/lic/", said, 60_000)))).results[0])
+    await alice.commit(SPACE, batch("alice", Put(key, begun, 60_000), when=(ValueIs(key, said),)))
+    await alice.commit(SPACE, batch("alice", Put(key, begun, 30_000), when=(ValueIs(key, begun),)))
 
 
 async def test_the_number_of_permits_is_written_once() -> None:
@@ -104,10 +140,49 @@ async def test_the_number_of_permits_is_written_once() -> None:
     assert caught.value.actual is not None
     with pytest.raises(AccessDenied, match="once"):
         await alice.commit(SPACE, batch("alice", Put(key, b"5")))
-    for operation in (Delete(key), Increment(key, 1), Touch(key, 1)):
+    for operation in (Increment(key, 1), Touch(key, 1)):
         with pytest.raises(AccessDenied):
             await alice.commit(SPACE, batch("alice", operation))
     assert (await keeper.entries())[key].value == b"4"
+
+
+@pytest.mark.parametrize("role", ["agent", "orchestrator"])
+async def test_the_size_of_a_line_is_a_number_that_everybody_can_read(role: Role) -> None:
+    keeper = Keeper()
+    alice = keeper.engine_of("alice", role)
+    key = "permits/semaphore/gpu"
+    for operation in (
+        *(
+            Put(key, value)
+            for value in (b'"x"', b"0", b"-1", b"1000001", b"4.0", b"[4]", b"null", b'"' + b"x" * 900 + b'"')
+        ),
+        Put(key, b"4", 60_000),  # a size that ends by itself, while somebody holds
+        *(
+            Put(name, b"4")
+            for name in ("permits/zzz", "permits/lock/l", "permits/semaphore/", "permits/semaphore/" + "/" * 400)
+        ),
+    ):
+        with pytest.raises(AccessDenied):
+            await alice.commit(SPACE, batch("alice", operation))
+    assert await keeper.entries() == {}
+    await alice.commit(SPACE, batch("alice", Put(key, b"1000000")))
+
+
+async def test_who_made_the_size_of_a_line_or_an_orchestrator_deletes_it_while_nobody_uses_it() -> None:
+    keeper = Keeper()
+    alice, bob, boss = keeper.engine_of("alice"), keeper.engine_of("bob"), keeper.engine_of("boss", "orchestrator")
+    key = "permits/semaphore/gpu/1"
+    for engine, agent in ((alice, "alice"), (boss, "boss")):
+        await alice.commit(SPACE, batch("alice", Put(key, b"4")))
+        held = await bob.commit(SPACE, batch("bob", Push("locks/semaphore/gpu%2F1/", HERE, 60_000)))
+        with pytest.raises(Conflict):
+            await engine.commit(SPACE, batch(agent, Delete(key)))
+        await bob.commit(SPACE, batch("bob", Delete(str(held.results[0]))))
+        with pytest.raises(AccessDenied, match="alice"):
+            await bob.commit(SPACE, batch("bob", Delete(key)))
+        assert (await keeper.entries())[key].value == b"4"
+        await engine.commit(SPACE, batch(agent, Delete(key)))
+        assert await keeper.entries() == {}
 
 
 async def test_the_mode_of_a_document_is_written_once_and_changed_by_orchestrators_alone() -> None:
@@ -127,11 +202,12 @@ async def test_the_mode_of_a_document_is_written_once_and_changed_by_orchestrato
 async def test_records_lists_and_sets_belong_to_everybody() -> None:
     keeper = Keeper()
     keys = ("records/k", "lists/l/1/1", "sets/s/1/1")
-    await keeper.engine_of("alice").commit(SPACE, batch("alice", *(Put(key, b"1", 1000) for key in keys)))
+    made = Put("records/l", b'"1"', tag="list"), Put("records/s", b'"1"', tag="set")
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", *made, *(Put(key, b"1", 1000) for key in keys)))
     for key in keys:
         for operation in (Touch(key, 5000), Increment(key, 1), Put(key, b"2"), Delete(key)):
             await keeper.engine_of("bob").commit(SPACE, batch("bob", operation))
-    assert await keeper.entries() == {}
+    assert set(await keeper.entries()) == {"records/l", "records/s"}
 
 
 @pytest.mark.parametrize("subspace", ["documents", "correlations"])
@@ -254,7 +330,7 @@ async def test_taking_from_others_is_for_queues_alone() -> None:
     keeper = Keeper()
     key = await place(keeper, "alice")
     line, lease = "queues/ready/in/499/", "0" * 30
-    await keeper.engine_of("alice").commit(SPACE, batch("alice", Push(line, b"1")))
+    await keeper.engine_of("alice").commit(SPACE, batch("alice", *counted(Push(line, b"1"))))
     mallory = keeper.engine_of("mallory")
     await mallory.commit(SPACE, batch("mallory", Put(f"consumers/in/{lease}", b"{}", 1000)))
     mine = f"reserved/in/{lease}/"
@@ -268,7 +344,7 @@ async def test_taking_from_others_is_for_queues_alone() -> None:
     ):
         with pytest.raises(AccessDenied):
             await mallory.commit(SPACE, batch("mallory", take))
-    receipt = await mallory.commit(SPACE, batch("mallory", Take("queues/ready/in/", mine)))
+    receipt = await mallory.commit(SPACE, batch("mallory", *counted(Take("queues/ready/in/", mine))))
     assert isinstance(receipt.results[0], list)
     assert [entry.owner for entry in receipt.results[0]] == ["mallory"]
 

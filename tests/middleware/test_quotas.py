@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.clock import ManualClock
+from holdfast.codec import decode
 from holdfast.engine import Absent, Batch, Delete, Engine, Increment, Push, Put, Receipt, SpaceInfo, Take
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.sqlite import SqliteEngine
-from holdfast.errors import AccessDenied, Conflict, Error, OutcomeUnknown, QuotaExceeded
+from holdfast.errors import AccessDenied, Conflict, Error, InvalidInput, OutcomeUnknown, QuotaExceeded
 from holdfast.identity import Identity
+from holdfast.layers.collector import collect
 from holdfast.layers.coordination import Coordination
 from holdfast.layers.leases import Leases
 from holdfast.middleware.growth import WITHOUT_KEYS
@@ -30,7 +32,7 @@ from holdfast.middleware.quotas import DOUBT_MS
 from holdfast.middleware.rules import MB, Quota, Rules
 from holdfast.middleware.verbs import ADMIN, ORCHESTRATE, TERRITORIES
 from holdfast.middleware.wrapper import Wrapper
-from tests.middleware.keeper import SPACE, Keeper, batch, contribution, refusal
+from tests.middleware.keeper import SPACE, Keeper, batch, contribution, counted, refusal
 from tests.soak import examples
 
 
@@ -44,7 +46,7 @@ def used(info: list[SpaceInfo], agent: str) -> tuple[int, int]:
     keys = [
         each.keys
         for each in usage
-        if each.owner == agent and each.subspace not in ("lists", "sets", "history", "permits", "audit", "system")
+        if each.owner == agent and each.subspace not in ("lists", "sets", "history", "depths", "audit", "system")
     ]
     return sum(keys), sum(each.bytes for each in usage if each.subspace not in ("audit", "system"))
 
@@ -89,7 +91,7 @@ async def test_a_value_has_a_largest_size() -> None:
     assert "101 bytes" in str(refused)
     engine = keeper.engine_of("a")
     with pytest.raises(QuotaExceeded):
-        await engine.commit(SPACE, batch("a", Push("lists/l/1/", b"1" * 101)))
+        await engine.commit(SPACE, batch("a", Put("records/l", b'"1"', tag="list"), Push("lists/l/1/", b"1" * 101)))
 
 
 async def test_the_space_has_a_largest_size_for_all_together() -> None:
@@ -135,7 +137,6 @@ async def test_places_in_lines_count_as_keys() -> None:
     "operation",
     [
         Put("answers/a/{}", b"[]", 3_600_000),
-        Put("permits/semaphore/{}", b"4"),
         Put("modes/documents/{}", b'"merge"'),
     ],
     ids=lambda operation: operation.key.partition("/")[0],
@@ -167,9 +168,9 @@ def test_wherever_an_agent_makes_keys_it_can_delete_them() -> None:
     assert stuck - {"specs"} <= WITHOUT_KEYS  # which go with their task
 
 
-async def test_an_agent_that_uses_many_semaphores_and_transactions_keeps_room_for_its_records() -> None:
+async def test_an_agent_that_uses_semaphores_and_transactions_gets_the_keys_of_what_nobody_uses_back() -> None:
     clock = ManualClock()
-    policy = Policy(MemoryEngine(clock=clock), clock, quota(keys=3))
+    policy = Policy(MemoryEngine(clock=clock), clock, quota(keys=4))
     engine: Engine = policy.engine_for(Identity("a", "agent", SPACE))
     async with holdfast.open("memory:", clock=clock, background=False) as store:
         coordination = Coordination(Leases(clock), engine)
@@ -180,12 +181,79 @@ async def test_an_agent_that_uses_many_semaphores_and_transactions_keeps_room_fo
             return 1
 
         for number in range(10):
-            async with space.semaphore(f"gpu/{number}", permits=2), space.pool(f"disk/{number}", size=2).allocate():
+            async with space.semaphore(f"gpu/{number}", permits=2):
+                with pytest.raises(Conflict):
+                    await space.locks.forget(f"gpu/{number}")
+            async with space.pool(f"disk/{number}", size=2).allocate():
                 pass
+            await space.locks.forget(f"gpu/{number}")
+            await space.locks.forget(f"disk/{number}", "pool")
             await space.records.transact(add, request_id=f"r{number}", asked="add")
         await space.records.set("other", 1)
         assert await space.records.get("sum") == 10
         await coordination.close()
+
+
+async def test_the_sizes_of_lines_that_are_made_by_hand_are_keys_and_can_be_deleted_by_who_made_them() -> None:
+    keeper = Keeper(quota(keys=10))
+    a, b = keeper.engine_of("a"), keeper.engine_of("b")
+    sizes = [Put(f"permits/semaphore/p{number}-{'x' * 400}", b"1") for number in range(11)]
+    for size in sizes[:10]:
+        await a.commit(SPACE, batch("a", size))
+    with pytest.raises(QuotaExceeded):
+        await a.commit(SPACE, batch("a", sizes[10]))
+    await b.commit(SPACE, batch("b", Put("records/b", b"1")))
+    for size in sizes[:10]:
+        await a.commit(SPACE, batch("a", Delete(size.key)))
+    assert set(await keeper.entries()) == {"records/b"}
+
+
+async def test_an_answer_that_is_made_by_hand_is_not_kept_for_ever() -> None:
+    keeper = Keeper()
+    a = keeper.engine_of("a")
+    for ttl_ms in (None, 3_600_001):
+        with pytest.raises(AccessDenied, match="ttl"):
+            await a.commit(SPACE, batch("a", Put("answers/a/r", b"[]", ttl_ms), Put("records/1", b"1")))
+    assert await keeper.entries() == {}
+
+
+async def test_items_are_written_under_the_record_that_stands_for_them_and_nowhere_else() -> None:
+    keeper = Keeper(quota(keys=10))
+    a = keeper.engine_of("a")
+    record = Put("records/l", b'"1"', tag="list")
+    await a.commit(SPACE, batch("a", record, Put("records/plain", b"1")))
+    before = await keeper.entries()
+    item, member = Push("lists/m/1/", b"1"), Put("sets/m/1/x", b"1")
+    made, other = Put("records/m", b'"1"', tag="list"), Put("records/m", b'"2"', tag="list")
+    for operations in (
+        (item,), (member,), (Increment("sets/m/1/n", 1),), (Push("lists/l/2/", b"1"),), (Push("lists/plain/1/", b"1"),),
+        (Put("lists/l", b"1"),), (Put("lists/l/1", b"1"),), (Push("lists/", b"1"),), (Push("lists/l/", b"1"),),
+        (item, other), (item, Put("records/m", b'"1"')), (made, member), (item, made, Delete(made.key)),
+        (made, item, other), (item, made, Increment(made.key, 1)), (Push("lists/l/1/", b"1"), Delete(record.key)),
+        (Push("lists/%6C/1/", b"1"),), (Push("lists/l%2f/1/", b"1"), Put("records/l/", b'"1"', tag="list")),
+    ):  # fmt: skip
+        with pytest.raises(AccessDenied):
+            await a.commit(SPACE, batch("a", *operations))
+        assert await keeper.entries() == before, operations
+    await a.commit(SPACE, batch("a", Push("lists/l/1/", b"1"), made, item))
+    await a.commit(SPACE, batch("a", Put("records/o/p", b'"1"', tag="set"), Put("sets/o%2Fp/1/x/y", b"1")))
+    await a.commit(SPACE, batch("a", Delete("records/m"), *(Delete(key) for key in await keeper.entries("lists/m/"))))
+    assert await keeper.entries("lists/m/") == {}
+
+
+async def test_no_number_of_lists_and_sets_that_are_made_by_hand_exceeds_the_quota_of_keys() -> None:
+    keeper = Keeper(quota(keys=10))
+    a = keeper.engine_of("a")
+    accepted = 0
+    for number in range(300):
+        for operations in (
+            (Put(f"sets/s{number}/m", b"1"),),
+            (Push(f"lists/l{number}/", b"1"),),
+            (Put(f"records/r{number}", b'"1"', tag="list"), Push(f"lists/r{number}/1/", b"1")),
+        ):
+            accepted += await refusal(a.commit(SPACE, batch("a", *operations))) is None
+    assert accepted == 10
+    assert len(await keeper.entries("lists/")) == 10
 
 
 async def test_the_audit_counts_for_nobody() -> None:
@@ -317,8 +385,9 @@ class Slow(Wrapper):
 
 
 AGENTS = ("a", "b", "c")
-KEYS_MAX, BYTES_MAX = 4, 400
+KEYS_MAX, BYTES_MAX = 4, 450
 DUE = "queues/delayed/in/499/"
+STANDING = Put("records/l", b'"1"', tag="list")
 
 numbered = st.integers(1, 6).map(lambda i: f"records/{i}")
 operation = st.one_of(
@@ -334,6 +403,12 @@ sent = st.tuples(st.sampled_from(AGENTS), st.lists(operation, min_size=1, max_si
 rounds = st.lists(st.lists(sent, min_size=1, max_size=8), max_size=6)
 
 
+def by_hand(operations: list[Any]) -> tuple[Any, ...]:
+    """As they can be sent together: counted, and messages are not taken in the batch that makes some."""
+    pushed = any(isinstance(each, Push) and each.prefix.startswith(DUE) for each in operations)
+    return counted(*(each for each in operations if not (pushed and isinstance(each, Take))))
+
+
 async def nothing_is_exceeded(
     inner: Engine, clock: ManualClock, seed: int, drawn: list[list[tuple[str, list[Any]]]], *, moving: bool = False
 ) -> int:
@@ -342,10 +417,11 @@ async def nothing_is_exceeded(
     slow.clock = clock if moving else None
     policy = Policy(slow, clock, quota(KEYS_MAX, MB, BYTES_MAX))
     engines = {agent: policy.engine_for(Identity(agent, "agent", SPACE)) for agent in AGENTS}
+    await inner.commit(SPACE, batch("z", STANDING))
     refused = 0
     for round_ in drawn:
         outcomes = await asyncio.gather(
-            *(refusal(engines[agent].commit(SPACE, batch(agent, *operations))) for agent, operations in round_)
+            *(refusal(engines[agent].commit(SPACE, batch(agent, *by_hand(ops)))) for agent, ops in round_)
         )
         refused += sum(isinstance(each, QuotaExceeded) for each in outcomes)
         assert all(each is None or isinstance(each, QuotaExceeded) for each in outcomes)
@@ -545,6 +621,47 @@ async def test_a_cancelled_commit_that_happens_later_exceeds_nothing() -> None:
     assert used(await keeper.engine.spaces(SPACE), "a")[0] == 2
 
 
+# --- by hand: lists, sets and sizes of lines in any order ---
+
+name, id_ = st.sampled_from("xyz"), st.sampled_from("12")
+crafted = st.one_of(
+    st.builds(lambda n, id, tag: Put(f"records/{n}", b'"%s"' % id.encode(), tag=tag), name, id_, st.sampled_from(("", "list", "set"))),
+    st.builds(lambda n: Delete(f"records/{n}"), name),
+    st.builds(lambda n, id: Push(f"lists/{n}/{id}/", b"1"), name, id_),
+    st.builds(lambda n, id: Put(f"lists/{n}/{id}/1", b"1"), name, id_),
+    st.builds(lambda n, id: Put(f"sets/{n}/{id}/m", b"1"), name, id_),
+    st.builds(lambda n, id: Increment(f"sets/{n}/{id}/n", 1), name, id_),
+    st.builds(lambda n, id: Delete(f"sets/{n}/{id}/m"), name, id_),
+    st.builds(lambda n: Put(f"permits/pool/{n}", b"3"), name),
+    st.builds(lambda n: Delete(f"permits/pool/{n}"), name),
+)  # fmt: skip
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(crafted, min_size=1, max_size=3)), max_size=25))
+def test_by_hand_nobody_keeps_more_keys_than_its_quota_nor_a_list_or_set_that_is_none(
+    drawn: list[tuple[str, list[Any]]],
+) -> None:
+    async def work() -> None:
+        keeper = Keeper(quota(keys=3))
+        for agent, operations in drawn:
+            refused = await refusal(keeper.engine_of(agent).commit(SPACE, batch(agent, *operations)))
+            assert refused is None or isinstance(refused, AccessDenied | QuotaExceeded | InvalidInput)
+            info = await keeper.engine.spaces(SPACE)
+            assert all(used(info, each)[0] <= 3 for each in "ab")
+        await collect(keeper.engine, SPACE)
+        entries = await keeper.entries()
+        for subspace, tag in (("lists", "list"), ("sets", "set")):
+            standing = {
+                f"{subspace}/{key.removeprefix('records/')}/{decode(entry.value)}"
+                for key, entry in entries.items()
+                if key.startswith("records/") and entry.tag == tag
+            }
+            assert {key.rsplit("/", 1)[0] for key in entries if key.startswith(f"{subspace}/")} <= standing
+
+    asyncio.run(work())
+
+
 # --- one after the other: refused is exactly what does not fit ---
 
 
@@ -564,7 +681,9 @@ def test_what_is_refused_does_not_fit_and_what_fits_is_not_refused(drawn: list[t
 
     async def work() -> None:
         keeper = Keeper(quota(KEYS_MAX, MB, BYTES_MAX))
-        for agent, operations in drawn:
+        await keeper.engine.commit(SPACE, batch("z", STANDING))
+        for agent, drawn_operations in drawn:
+            operations = by_hand(drawn_operations)
             if any(isinstance(each, Take) for each in operations):
                 continue  # of a take only the worst is known before
             async with copy_of(keeper) as copy:

@@ -29,7 +29,8 @@ async def test_a_request_id_gives_the_identical_answer_after_kill_9(tmp_path: Pa
     keeper.start()
     try:
         token = await make_token(keeper, "market")
-        operations = (Increment("records/n", 1), Put("records/k", b'"v"'), Push("lists/l/1/", b"1"))
+        stands = Put("records/l", b'"1"', tag="list")
+        operations = (Increment("records/n", 1), Put("records/k", b'"v"'), stands, Push("lists/l/1/", b"1"))
         rest = {"Idempotency-Key": "over-http"}
         generated = new_id()
         base = f"/v1/spaces/{SPACE}"

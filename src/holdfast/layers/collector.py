@@ -6,7 +6,9 @@ the record's. An execution that has expired leaves its journal (`workflows/colle
 position moves after.
 
 Clients that bypass the library write what they like: a record that calls itself a list and names none, keys that no list
-has. Nothing of that stops the collector, which would stop the audit and the forgetting of the feed as well.
+has. Nothing of that stops the collector, which would stop the audit and the forgetting of the feed as well. Items that were
+written where no record stands for them, or one that is no list, are removed too: the feed tells what was written, and one look at
+the records which of it belongs to none. So what counts as one key is one (`middleware/item_claims.py`).
 
 A space that has neither lists nor sets nor executions, which the counts of its usage tell, has nothing to collect: its feed is not read.
 """
@@ -41,6 +43,8 @@ from holdfast.layers.workflows.entries import EXECUTIONS, JOURNAL, SIGNALS, WORK
 POSITION: Final = "system/collector"
 SKIPPED_MIN: Final = 4096
 """Commits with nothing to collect are passed over by writing down a new position, once there are so many."""
+WRITTEN_MAX: Final = 1000
+"""Lists and sets that were written to, whose records are looked at together."""
 _SUBSPACES: Final = {LIST: LISTS, SET: SETS}
 _COLLECTED: Final = {subspace.name for subspace in (LISTS, SETS, WORKFLOWS, JOURNAL, SIGNALS)}
 
@@ -50,20 +54,30 @@ async def collect(engine: Engine, space: str) -> int:
     consumer = Consumer(engine, space, POSITION)
     cursor, removed = await consumer.load(), 0
     moved, last = cursor, None
+    written: set[str] = set()
+    """What the keys of items begin with that were written: subspace, name, id."""
     for info in await engine.spaces(space):
         if not any(usage.keys and usage.subspace in _COLLECTED for usage in info.usage):
             if info.revision - cursor_revision(cursor) >= SKIPPED_MIN:
                 await consumer.advance(cursor_at(info.revision))
             return 0
     try:
-        async for commit in engine.watch(space, RECORDS.root, EXECUTIONS, cursor=cursor, live=False):
+        seen = (RECORDS.root, LISTS.root, SETS.root, EXECUTIONS)
+        async for commit in engine.watch(space, *seen, cursor=cursor, live=False):
             for change in commit.changes:
                 if change.key.startswith(EXECUTIONS):
                     if not change.exists:
                         removed += await remove_execution(engine, space, change.key[len(EXECUTIONS) :])
+                elif not change.key.startswith(RECORDS.root):
+                    if change.exists:
+                        written.add("/".join(change.key.split("/", 3)[:3]) + "/")
                 elif change.was in _SUBSPACES:
                     removed += await _remove_dead(engine, space, _SUBSPACES[change.was], change)
+            if len(written) >= WRITTEN_MAX:
+                removed += await _remove_strays(engine, space, written)
+                written.clear()
             last = commit
+        removed += await _remove_strays(engine, space, written)
         moved = cursor if last is None else last.cursor
     except Compacted:
         removed += await _collect_all(engine, space) + await remove_all(engine, space)
@@ -79,14 +93,27 @@ async def _remove_dead(engine: Engine, space: str, subspace: Subspace, change: C
     return await _remove_except_current(engine, space, subspace, change.key[len(RECORDS.root) :])
 
 
+async def _remove_strays(engine: Engine, space: str, written: set[str]) -> int:
+    """Of the lists and sets that were written to, remove what stands under no record of its own."""
+    keys = {prefix: RECORDS.root + unescape(prefix.split("/", 2)[1]) for prefix in written}
+    asked = [key for key in set(keys.values()) if len(key.encode()) <= KEY_BYTES_MAX]
+    found = dict(zip(asked, await engine.get(space, asked), strict=True)) if asked else {}
+    strays = set()
+    for prefix, key in keys.items():
+        subspace, name = LISTS if prefix.startswith(LISTS.root) else SETS, key[len(RECORDS.root) :]
+        if _current(found.get(key), subspace, name) != prefix:
+            strays.add((subspace, name))
+    return sum([await _remove_except_current(engine, space, *stray) for stray in strays])
+
+
 async def _remove_except_current(engine: Engine, space: str, subspace: Subspace, name: str) -> int:
     """Remove the items of all ids but the one the record holds now.
 
     A list of that name may begin at any moment: what is removed is so on condition that the record is still as it was read.
     """
     key, prefix, after, removed = RECORDS.root + name, subspace.prefix(name), None, 0
-    if len(prefix.encode()) > KEY_BYTES_MAX:
-        return 0  # no key can begin so
+    if max(len(prefix.encode()), len(key.encode())) > KEY_BYTES_MAX:
+        return 0  # no key can begin so, or none stand for it
     [root] = await engine.get(space, [key])
     while True:
         current = _current(root, subspace, name)

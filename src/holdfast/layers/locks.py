@@ -438,7 +438,10 @@ class Wanted:
         sent_at = self.scope.clock.now_ms()
         try:
             receipt = await self.scope.commit((put,), (ValueIs(lease.key, said),), request_id)
-        except Conflict:
+        except Conflict as conflict:
+            if said != put.value and conflict.actual is not None and conflict.actual.value == put.value:
+                lease.value = put.value  # by a try that was not answered; its time is not known
+                return await self._write(lease, token, ttl_ms, request_id)
             if self.coordination.leases.keeps(lease):  # else it was given up meanwhile
                 self.coordination.leases.lose(lease)
             return None

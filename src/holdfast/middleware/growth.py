@@ -2,8 +2,8 @@
 
 Counted are keys (per owner) and bytes (key and value), as `SpaceInfo.usage` has them. The items of lists and sets, the
 history of documents and the book-keeping of queues count as bytes but not as keys: their record, section or message is the
-key. Nor does what comes along with a request and cannot be deleted by who made it: an answer that is remembered, the size of a
-semaphore, the mode of a document, a count of executions. It would use up a quota from which no delete leads back. The
+key. Nor does what comes along with a request and cannot be deleted by who made it: an answer that is remembered for an hour, the
+mode of a document, a count of executions. It would use up a quota from which no delete leads back. The
 store's own book-keeping, `audit/` and `system/`, does not count.
 """
 
@@ -22,7 +22,7 @@ UNCOUNTED: Final = frozenset({"audit", "system"})
 """Subspaces that no quota is about."""
 PARTS: Final = frozenset({"lists", "sets", "history", "depths", "dedup", "reasons", "tasks"})
 """Subspaces whose entries belong to something that is a key elsewhere."""
-UNDELETABLE: Final = frozenset({"answers", "permits", "modes", "tallies"})
+UNDELETABLE: Final = frozenset({"answers", "modes", "tallies"})
 """Subspaces where agents make entries by the way, and delete none."""
 WITHOUT_KEYS: Final = PARTS | UNDELETABLE | UNCOUNTED
 """Subspaces whose entries are no keys of their own."""

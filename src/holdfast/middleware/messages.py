@@ -5,11 +5,16 @@
                  to `<lease>`; or one puts a message of one's own there, counted, when nobody stands in line; what is another's is not touched, and what a
                  consumer left can be taken once its lease has ended; only who has a message makes it a dead letter ("-")
     consumers/   a lease is its owner's, and has a ttl
-    depths/      numbers that everybody adds to; they go when what they count is gone
+    depths/      numbers that a batch adds to by what it does to messages, and by nothing else (`count_claims`); they go when what they
+                 count is gone
     reasons/     written by who has the message, in the batch that ends its reservation
 
 Orchestrators change what waits and what is dead, whoever's it is; not what a consumer has. A key of another form is refused:
 a message always stands where the library would look for it.
+
+A batch counts what it does: as many messages more, or fewer, in a state of a queue as it adds to that number, no more and no fewer. That
+each message it makes is new, and each that it removes is there, are conditions of the commit. What is in the inboxes of tasks is
+not counted, as there are as many of those as tasks.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ _DUE: Final = re.compile(rf"queues/delayed/{_NAME}/(\d{{3}})/", re.A)
 _STANDING: Final = re.compile(rf"queues/ready/{_NAME}/(\d{{3}})/", re.A)
 _HANDS: Final = re.compile(rf"reserved/{_NAME}/([0-9a-f]{{30}})~?/", re.A)
 _LEASE: Final = re.compile(r"[0-9a-f]{30}")
+_INBOX: Final = re.compile(r"depths/T[0-9]{19}\.inbox/.+")
 
 DEAD: Final = "-"
 
@@ -81,7 +87,7 @@ def message_claims(op: Operation, batch: Batch, *, orchestrator: bool) -> list[C
             raise Misplaced(key, "it is no consumer's lease")
         return [Mine(key)]
     if subspace == "depths":
-        return _depth(op, key)
+        return _depth(op, key)  # and what it is increased by, in `count_claims`
     if subspace == "reasons":
         return _reasons(key, batch)
     if _DEDUP.fullmatch(key) is None:
@@ -156,9 +162,6 @@ def _reasons(key: str, batch: Batch) -> list[Condition]:
 
 
 def _taking(op: Take) -> list[Condition]:
-    for counter in (op.source_counter, op.target_counter):
-        if counter is not None and _DEPTH.fullmatch(counter) is None:
-            raise Misplaced(counter, "it counts no messages")
     due, standing = _DUE.fullmatch(op.source), _STANDING.fullmatch(op.target)
     if due is not None and standing is not None and due.groups() == standing.groups() and op.upto is not None:
         return []
@@ -173,3 +176,63 @@ def _taking(op: Take) -> list[Condition]:
     if left is not None and left[1] == hands[1]:
         return [*conditions, Absent(f"consumers/{left[1]}/{left[2]}")]
     raise Misplaced(op.source, "messages are taken from the line of the same queue, or from a consumer that is dead")
+
+
+def count_claims(batch: Batch) -> list[Condition]:
+    """That what a batch adds to the numbers of messages is what it does to messages; for those in places of the right form."""
+    added: dict[str, int] = {}
+    happens: dict[str, int] = {}
+    made: dict[str, str] = {}
+    gone: dict[str, str] = {}
+    taken: set[str | None] = set()
+    for op in batch.operations:
+        if isinstance(op, Take):
+            taken.update(_counters(op))
+            continue
+        place = op.prefix if isinstance(op, Push) else op.key
+        if isinstance(op, Increment) and place.startswith("depths/"):
+            added[place] = added.get(place, 0) + op.delta
+        depth = _depth_of(place)
+        if depth is None:
+            continue
+        if isinstance(op, Put | Push) and op.ttl_ms is not None:
+            raise Misplaced(place, "a message stays until it is done, and has no ttl")
+        happens[depth] = happens.get(depth, 0) + (-1 if isinstance(op, Delete) else 1)
+        if not isinstance(op, Push):
+            if place in made or (isinstance(op, Delete) and place in gone):
+                raise Misplaced(place, "a batch writes a message once, and removes one once, before it writes it anew")
+            (gone if isinstance(op, Delete) else made)[place] = depth
+    counted = {depth for depth in added.keys() | happens.keys() if depth in added or not _INBOX.fullmatch(depth)}
+    for depth in counted:
+        right = happens.get(depth, 0)
+        if added.get(depth, 0) != right:
+            raise Misplaced(
+                depth, f"it counts messages, of which the batch makes {right} more: add that to it, and no other"
+            )
+        if depth in taken or Delete(depth) in batch.operations:
+            raise Misplaced(depth, "a batch takes messages, writes them, or forgets their number: one of these")
+    needed: list[Condition] = [Present(place) for place, depth in gone.items() if depth in counted]
+    needed += [Absent(place) for place, depth in made.items() if depth in counted and place not in gone]
+    asked = set(batch.conditions)
+    return [condition for condition in needed if condition not in asked]
+
+
+def _counters(op: Take) -> tuple[str | None, str | None]:
+    """What counts the messages that a Take moves; Misplaced when it does not count them, or others."""
+    source, target = _depth_of(op.source), _depth_of(op.target)
+    right = {(source, target)}
+    if source == target or (source is not None and _INBOX.fullmatch(source)):
+        right.add((None, None))
+    if (op.source_counter, op.target_counter) not in right:
+        raise Misplaced(op.source, f"what is taken from here is counted by {source} and {target}")
+    return source, target
+
+
+def _depth_of(place: str) -> str | None:
+    """The number that counts what stands at a place of messages, a key or a prefix; None for any other."""
+    parts = place.split("/", 3)
+    if parts[0] == "queues" and len(parts) == 4:
+        return f"depths/{parts[2]}/{parts[1]}"
+    if parts[0] == "reserved" and len(parts) == 4:
+        return f"depths/{parts[1]}/{'dead' if parts[2] == DEAD else 'reserved'}"
+    return None

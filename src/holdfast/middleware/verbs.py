@@ -3,9 +3,11 @@
 Rules speak of verbs (document D's, and Audit). What a client sends are operations on keys. `TERRITORIES` says for each
 subspace which verb reads it, which one each operation needs there, and who may change what is there:
 
-    free   everybody: records, with their lists and sets
+    free   everybody: records
+    item   everybody: lists and sets, under the record that stands for them (`item_claims.py`)
     own    one creates what is absent and changes what one owns
-    line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key
+    line   as own, and entries come only by Push: whoever comes first has it, so nobody chooses a key, and keeps what it said
+    size   of such a line: one creates what is absent; it stays as it is until one deletes it, while nobody uses it (`line_claims.py`)
     once   one creates what is absent; it stays as it is
     named  one element of the key is a name, and whoever has that name writes there; orchestrators for everybody
     message  queues, which have rules of their own (`messages.py`)
@@ -25,18 +27,17 @@ verb, so that the same request is allowed or denied under an id and without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.engine import (
+    REQUEST_WINDOW_MS,
     Absent,
     Batch,
     Condition,
     Delete,
     Empty,
-    Increment,
     Mine,
     Operation,
     Present,
@@ -44,11 +45,14 @@ from holdfast.engine import (
     Put,
     Take,
     Touch,
+    ValueIs,
 )
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.keys import unescape
 from holdfast.middleware.history_claims import check_told
-from holdfast.middleware.messages import Misplaced, message_claims
+from holdfast.middleware.item_claims import item_claims
+from holdfast.middleware.line_claims import check_place, size_claims
+from holdfast.middleware.messages import Misplaced, count_claims, message_claims
 from holdfast.middleware.task_claims import inbox_claims, task_claims
 from holdfast.middleware.workflow_claims import check_line, tally_claims, workflow_claims
 
@@ -73,7 +77,7 @@ ORCHESTRATE: Final = "Orchestrate"
 REMEMBER: Final = "Remember"
 """What no rule can take: everybody has it. A request under an id needs the same verbs as without one."""
 
-Ownership = Literal["free", "own", "line", "once", "named", "message", "task", "workflow", "tally"]
+Ownership = Literal["free", "item", "own", "line", "size", "once", "named", "message", "task", "workflow", "tally"]
 
 
 class Territory(msgspec.Struct, frozen=True):
@@ -106,7 +110,7 @@ class Territory(msgspec.Struct, frozen=True):
 
 
 _RECORDS: Final = Territory("Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free")
-_ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete", ownership="free")
+_ITEMS: Final = Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete", ownership="item")
 _GIVEN: Final = Territory(
     "Get", "Set", "CompareAndSwap", "Set", "Set", "Increment", "Delete", ownership="free", by_orchestrators=True
 )
@@ -128,7 +132,7 @@ TERRITORIES: Final[dict[str, Territory]] = {
     "locks": Territory(
         "Lock", "Lock", "Lock", "Lock", "Lock", ADMIN, "Unlock", ownership="line", elements=3, leased=True
     ),
-    "permits": Territory("Lock", "Lock", "Lock", ownership="once"),
+    "permits": Territory("Lock", "Lock", "Lock", delete="Lock", ownership="size"),
     "blobs": Territory("Get", "Set", "Set", "Set", "Set", "Increment", "Delete"),
     "schemas": Territory("Get", "Set", "Set", ownership="once", by_orchestrators=True),
     "queues": Territory("Get", "Set", "Set", "Set", delete="Delete", take="Reserve", ownership="message"),
@@ -250,12 +254,14 @@ def renews(batch: Batch) -> bool:
 def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
     """What must hold for the batch to change nothing that is another's. Misplaced when it never can."""
     conditions: list[Condition] = []
+    has_messages = has_items = False
     for op in batch.operations:
         kind = type(op)
         if kind is Take:
             if not orchestrator:
                 check_line(op)
             conditions += message_claims(op, batch, orchestrator=orchestrator)
+            has_messages = True
             continue
         key: str = op.prefix if kind is Push else op.key  # type: ignore[union-attr]
         territory = TERRITORIES.get(key.partition("/")[0], CLOSED)
@@ -264,6 +270,9 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         ownership = territory.ownership
         if ownership == "free" or (orchestrator and territory.orchestrated):
             continue
+        if ownership == "item":
+            has_items = True
+            continue
         if ownership == "named":
             if named_in(key) != batch.actor:
                 raise Misplaced(
@@ -271,6 +280,10 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
                 )
             if territory.put == REMEMBER and all(territory_of(_place(each)) is territory for each in batch.operations):
                 raise Misplaced(key, "an answer is written along with what it tells of")
+            if territory.put == REMEMBER and not 0 < (op.ttl_ms or 0) <= REQUEST_WINDOW_MS:  # type: ignore[union-attr]
+                raise Misplaced(
+                    key, "an answer is remembered as long as a request id, and needs a ttl of no more than that"
+                )
             continue
         if kind is Push and territory.elements and key.count("/") != territory.elements:
             raise Misplaced(key, f"a line has {territory.elements - 1} names before its places")
@@ -281,6 +294,7 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         if ownership == "message":
             if not orchestrator:
                 check_line(op)
+            has_messages = True
             inbox = inbox_claims(op, batch, orchestrator=orchestrator)
             conditions += message_claims(op, batch, orchestrator=orchestrator) if inbox is None else inbox
             continue
@@ -290,12 +304,18 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
         if ownership == "workflow" or ownership == "tally":
             conditions += workflow_claims(op, batch) if ownership == "workflow" else tally_claims(op, batch)
             continue
-        if ownership == "once":
+        if ownership == "size":
+            conditions += size_claims(op, orchestrator=orchestrator)
+        elif ownership == "once":
             conditions.append(Absent(key))
         elif kind is not Push:
             conditions.append(Mine(key))
-            if ownership == "line" and (kind is Put or kind is Increment):
-                conditions.append(Present(key))
+            if ownership == "line" and kind is Put:
+                check_place(op, batch)  # type: ignore[arg-type]
+    if has_messages:
+        conditions += count_claims(batch)
+    if has_items:
+        conditions += item_claims(batch)
     return tuple(conditions) if len(conditions) < 2 else tuple(dict.fromkeys(conditions))
 
 
@@ -335,14 +355,22 @@ def written_for(op: Put, actor: str, *, orchestrator: bool) -> bool:
     return op.owner is None or op.owner == actor or (orchestrator and op.owner == named_in(op.key))
 
 
-_NAMED: Final[dict[str, Callable[[str], Condition]]] = {"mine": Mine, "absent": Absent, "present": Present}
+_NAMED: Final[dict[str, type[Mine | Absent | Present | ValueIs]]] = {
+    "mine": Mine,
+    "absent": Absent,
+    "present": Present,
+    "value": ValueIs,
+}
 """As Conflict calls them."""
 
 
 def claimed(conflict: Conflict, batch: Batch, conditions: tuple[Condition, ...]) -> bool:
     """Whether what refused the batch is one of the conditions that were added to it, and none that its sender asked for."""
-    make = _NAMED.get(conflict.condition or "")
-    if make is None or conflict.key is None:
+    kind = _NAMED.get(conflict.condition or "")
+    if kind is None:
         return False
-    refused = make(conflict.key)
-    return refused in conditions and (conflict.condition == "mine" or refused not in batch.conditions)
+    added, asked = (
+        any(type(each) is kind and each.key == conflict.key for each in among)
+        for among in (conditions, batch.conditions)
+    )
+    return added and (kind is Mine or not asked)
