@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import InvalidInput, LeaseLost, LockAcquisitionError, ManualClock, Space, Store, blocking
-from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Batch, Delete, Push, Receipt
+from holdfast.engine import OPERATIONS_MAX, SCAN_MAX, Batch, Delete, Push, Put, Receipt
 from holdfast.errors import OutcomeUnknown
 from holdfast.layers import lines
 from holdfast.layers.coordination import Coordination
@@ -86,6 +86,40 @@ async def test_who_never_hears_whether_it_stands_in_line_does_not(space: Space) 
     async with asyncio.timeout(DEADLINE_S):
         while await space.locks.list():
             await asyncio.sleep(0)
+
+
+async def test_who_never_hears_that_its_turn_was_noted_holds_all_the_same(space: Space, store: Store) -> None:
+    class Unheard(Wrapper):
+        """The first note of a turn takes effect, and nobody is told."""
+
+        noted = 0
+
+        async def commit(self, space: str, batch: Batch) -> Receipt:
+            receipt = await super().commit(space, batch)
+            if type(batch.operations[0]) is Put and batch.operations[0].key.startswith("locks/"):
+                self.noted += 1
+                if self.noted == 1:
+                    raise OutcomeUnknown("the connection ended", request_id=batch.request_id)
+            return receipt
+
+    engine = Unheard(space._scope.engine)
+    unheard = Space(replace(space._scope, engine=engine), space._blob_folder, space._coordination)
+    held = await store.space("contoso", agent="risk").lock("book").acquire()
+    waiter = asyncio.create_task(unheard.lock("book", wait=None).acquire())
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await space.locks.list())[0].waiters:
+            await asyncio.sleep(0)
+        [place] = (await space.locks.list())[0].waiters
+        await held.release()
+        while not waiter.done():
+            space._scope.clock.advance("10ms")  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        guard = await waiter
+    assert (guard.id, engine.noted) == (place.id, 2)  # the place it had, and no other
+    await guard.space.records.set("cash", 1)
+    [state] = await space.locks.list()
+    assert [stand.token for stand in state.holders] == [guard.token]
+    await guard.release()
 
 
 async def test_blocks_that_share_one_object_end_their_own(space: Space) -> None:

@@ -451,9 +451,8 @@ class Wanted:
                 leases.lose(lease)
             return None
         scope.session.saw(receipt.version)
-        leases.written(
-            lease, sent_at if request_id is None else min(sent_at, receipt.at), ttl_ms
-        )  # it may be an old receipt
+        written_at = sent_at if request_id is None else min(sent_at, receipt.at)  # it may be an old receipt
+        leases.written(lease, written_at, ttl_ms)
         lease.value = put.value
         return receipt.at
 
