@@ -100,11 +100,11 @@ async def test_a_schema_that_is_nested_without_end_is_refused_and_one_that_recur
         await boss.schemas.register("deep", "1.0.0", deep)
     await boss.schemas.register("tree", "1.0.0", {"properties": {"child": {"$ref": "#"}, "n": {"type": "integer"}}})
     tree: dict[str, Any] = {"n": "not a number"}
-    for _ in range(400):
+    for _ in range(90):
         tree = {"n": 1, "child": tree}
     with pytest.raises(SchemaViolation) as caught:
         await boss.records.set("tree", tree, type="tree")
-    assert caught.value.path == "/child" * 400 + "/n"
+    assert caught.value.path == "/child" * 90 + "/n"
 
 
 @ONE_ENGINE

@@ -68,6 +68,9 @@ class Everything:
     def charge(self, identity: Identity) -> None:
         raise NotImplementedError
 
+    def require_watch(self, identity: Identity, space: str, prefixes: tuple[str, ...]) -> None:
+        pass
+
     def ready(self) -> str | None:
         return None
 
