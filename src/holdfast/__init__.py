@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from holdfast.layers.document_heads import DocumentHead, Documents
     from holdfast.layers.documents import Document, DocumentVersion
     from holdfast.layers.history import DocumentEvent
-    from holdfast.layers.locks import Guard, Pool
+    from holdfast.layers.locks import Guard
     from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
     from holdfast.layers.messages import Message
     from holdfast.layers.migration import MigrationFailure, MigrationReport
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from holdfast.layers.patterns import Outcome, Route, Stop, fan_in, fan_out, route, sequence
     from holdfast.layers.pipeline_states import PipelineSpec, PipelineState
     from holdfast.layers.pipelines import PipelineHandle, Pipelines
+    from holdfast.layers.pools import Pool
     from holdfast.layers.queue_entries import Failure, Peeked, Requeue
     from holdfast.layers.queue_watching import MessageChange, QueueCommit
     from holdfast.layers.queues import Queue, Queues, QueueStats
@@ -369,10 +370,7 @@ _MODULES: Final = {
         "DocumentVersion",
     ),
     "holdfast.layers.history": ("DocumentEvent",),
-    "holdfast.layers.locks": (
-        "Guard",
-        "Pool",
-    ),
+    "holdfast.layers.locks": ("Guard",),
     "holdfast.layers.merging": (
         "Fusion",
         "Merged",
@@ -395,6 +393,7 @@ _MODULES: Final = {
         "route",
         "sequence",
     ),
+    "holdfast.layers.pools": ("Pool",),
     "holdfast.layers.queue_entries": (
         "Failure",
         "Peeked",

@@ -34,13 +34,13 @@ from holdfast.layers.document_heads import Documents as _Documents
 from holdfast.layers.documents import Document as _Document
 from holdfast.layers.documents import Locked as _Locked
 from holdfast.layers.locks import Guard as _Guard
-from holdfast.layers.locks import Pool as _Pool
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.messages import Message as _Message
 from holdfast.layers.observers import TaskOverview as _TaskOverview
 from holdfast.layers.orchestrator import Orchestrator as _Orchestrator
 from holdfast.layers.pipelines import PipelineHandle as _PipelineHandle
 from holdfast.layers.pipelines import Pipelines as _Pipelines
+from holdfast.layers.pools import Pool as _Pool
 from holdfast.layers.queues import Queue as _Queue
 from holdfast.layers.queues import Queues as _Queues
 from holdfast.layers.queues import Reservation as _Reservation

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from holdfast.layers.document_heads import Documents
     from holdfast.layers.documents import Document
     from holdfast.layers.lines import Kind
-    from holdfast.layers.locks import Pool, Wanted
+    from holdfast.layers.locks import Wanted
     from holdfast.layers.merging import Strategy
     from holdfast.layers.modes import Mode
     from holdfast.layers.orchestrator import Orchestrator
+    from holdfast.layers.pools import Pool
     from holdfast.layers.queue_entries import Policy
     from holdfast.layers.queues import Queue, Queues
     from holdfast.layers.resolutions import Judgement
@@ -164,7 +165,8 @@ class Space:
 
     def pool(self, name: str, *, size: int) -> Pool:
         """So many units of something: `async with pool.allocate():`. The size is stored at first use."""
-        from holdfast.layers.locks import Pool, check_units
+        from holdfast.layers.locks import check_units
+        from holdfast.layers.pools import Pool
 
         size = check_units(size, "size")
         return Pool(lambda units, ttl, wait: self._wanted("pool", name, ttl, wait, size=size, units=units), size)

@@ -160,17 +160,23 @@ class Guard:
         try:
             receipt = await wanted.hand_over(lease)
         except asyncio.CancelledError:  # it may not have been sent yet
+            self._over()
             await wanted.leave(lease)
             raise
         except Error:
+            self._over()
             wanted.coordination.leases.give_up(wanted.step_out(lease))
             raise
         wanted.left(lease, receipt.version)
-        was_held = receipt.results[0] is True
-        self._released = was_held
-        lease.lose()
-        if not was_held:
+        if receipt.results[0] is not True:
+            lease.lose()
             raise self._lost()
+        self._over()
+
+    def _over(self) -> None:
+        """It was given up, and that is seen to, whatever else happens."""
+        self._released = True
+        self._lease.lose()
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
@@ -530,6 +536,12 @@ class Wanted:
             )
         return (VersionIs(key, known[1]),)
 
+    async def available(self) -> int:
+        """How many units nobody has at the moment."""
+        await self._as_agreed()
+        places = {entry.key: place_of(entry.value) for entry in await self._line()}
+        return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
+
     async def __aenter__(self) -> Guard:
         guard = await self.acquire()
         self._entered(asyncio.current_task(), guard)
@@ -562,27 +574,6 @@ class Wanted:
             exc.add_note(str(lost))
         except Error as failure:
             log.warning("the release of %s did not reach the store; it is tried again: %s", self.called, failure)
-
-
-class Pool:
-    """So many units of something, allocated and given back; never more than there are."""
-
-    def __init__(self, wanted: Callable[[int, Duration | None, Duration | None], Wanted], size: int) -> None:
-        self._wanted = wanted
-        self.size = size
-
-    def allocate(self, units: int = 1, *, ttl: Duration | None = None, wait: Duration | None = 0) -> Wanted:
-        """Some units, as long as the block lasts."""
-        if type(units) is not int or not 0 < units <= self.size:
-            raise InvalidInput(f"between 1 and {self.size} units can be allocated, not {units!r}")
-        return self._wanted(units, ttl, wait)
-
-    async def available(self) -> int:
-        """How many units nobody has at the moment."""
-        wanted = self._wanted(1, None, 0)
-        await wanted._as_agreed()
-        places = {entry.key: place_of(entry.value) for entry in await wanted._line()}
-        return self.size - sum(places[key].units for key in in_turn(iter(places.items()), self.size))
 
 
 def ttl_of(ttl: Duration | None, profile: str) -> int:
