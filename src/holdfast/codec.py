@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
@@ -147,7 +148,11 @@ def encode(value: Any, *, known: bool = False, levels: int = NESTING_MAX) -> byt
     except UnicodeEncodeError:
         raise InvalidInput("the value contains text with a lone surrogate, which is not valid Unicode") from None
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
-        raise InvalidInput(f"the value cannot be stored as JSON: {_odd_key(value, exc)}") from exc
+        data = _with_text_keys(value, exc)
+        if not data:
+            raise InvalidInput(f"the value cannot be stored as JSON: {_odd_key(value, exc)}") from exc
+    if type(value) is msgspec.Raw:
+        raise InvalidInput("msgspec.Raw is written without being looked at; give the value it stands for")
     # NaN and infinity come out as null: only then is it worth looking for them, and never in a text.
     if type(value) is not str and not known and b"null" in data and value is not None and _may_have_nan(value):
         _refuse_nan(value)
@@ -170,6 +175,16 @@ def _refuse_nan(value: Any) -> None:
     for item in _within(value):
         if isinstance(item, float) and not math.isfinite(item):
             raise InvalidInput(f"the value contains {item!r}: JSON has no such number")
+
+
+def _with_text_keys(value: Any, exc: Exception) -> bytes:
+    """A struct or dataclass whose dictionaries have numbers, dates or ids for keys: its type brings them back when it is read. b"" if it is none."""
+    if "str keys" not in str(exc) or not (isinstance(value, msgspec.Struct) or is_dataclass(value)):
+        return b""
+    try:
+        return _encode(msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_encode_foreign))
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        return b""
 
 
 def _odd_key(value: Any, exc: Exception) -> str:
