@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from holdfast.errors import Damaged, InvalidInput
+from holdfast.errors import Damaged, Error, InvalidInput
 
 T = TypeVar("T")
 
@@ -178,12 +178,13 @@ def _refuse_nan(value: Any) -> None:
 
 
 def _with_text_keys(value: Any, exc: Exception) -> bytes:
-    """A struct or dataclass whose dictionaries have numbers, dates or ids for keys: its type brings them back when it is read. b"" if it is none."""
+    """A struct or dataclass whose dictionaries have numbers, dates or ids for keys, if its type brings them back; b"" if it does not."""
     if "str keys" not in str(exc) or not (isinstance(value, msgspec.Struct) or is_dataclass(value)):
         return b""
     try:
-        return _encode(msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_encode_foreign))
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        data = _encode(msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_encode_foreign))
+        return data if decode(data, type(value)) == value else b""
+    except (Error, TypeError, ValueError, OverflowError, msgspec.MsgspecError):
         return b""
 
 
