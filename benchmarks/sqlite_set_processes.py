@@ -45,7 +45,7 @@ async def run(plan: Plan) -> AsyncIterator[Line]:
     done = workers.done
     more: dict[str, Any] = {"slowest_set_ms": workers.slowest_s * 1000, "done": done}
     yield compare(name, mine, rates["loop"], f"upsert loop ({peers.APSW}), {suffix}", goal, **more)
-    yield compare(name, mine, rates["stdlib"], f"upsert loop ({peers.STDLIB}), {suffix}", None)
+    yield compare(name, mine, rates["stdlib"], f"upsert loop ({peers.STDLIB}), {suffix}", goal)
     fair, least = sum(done) / PROCESSES, float(min(done))
     yield Line(
         "sqlite_set_processes_share",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt
+from holdfast.engine import Absent, Batch, Delete, Empty, Present, Push, Put, Receipt, Touch
 from holdfast.engines import grouping
 from holdfast.engines.resident import ResidentEngine
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, RateLimitExceeded
@@ -90,6 +90,61 @@ async def test_the_short_way_out_of_a_line_is_for_its_owner(engine: ResidentEngi
         with pytest.raises(AccessDenied):
             submit(market, wrong)
     assert submit(market, place(actor="risk")) is None
+
+
+async def test_who_leaves_hands_over_the_short_way_to_itself_and_to_nobody_else(engine: ResidentEngine) -> None:
+    told: list[Denial] = []
+    policy = Policy(engine, ManualClock(), Rules(rate_limits=(), quotas=()), denied=told.append)
+    market, risk = policy.engine_for(MARKET), policy.engine_for(Identity("risk", "agent", SPACE))
+    for agent, each in (("market", market), ("risk", risk)):
+        await each.commit(SPACE, Batch(agent, (Put(f"records/{agent}", b"1"),)))
+    mine, next_of_mine, others = [
+        str((await each.commit(SPACE, place(actor=agent))).results[0])
+        for agent, each in (("market", market), ("market", market), ("risk", risk))
+    ]
+
+    def leaving(first: str, heir: str) -> Batch:
+        return Batch("market", (Delete(first), Touch(heir, 60_000)))
+
+    before = (await engine.scan(SPACE, LINE)).entries
+    for wrong, key in ((leaving(mine, others), others), (leaving(others, mine), others)):
+        refused = submit(market, wrong)
+        assert refused is not None
+        with pytest.raises(AccessDenied, match="belongs to 'risk'"):
+            await refused
+        assert (told[-1].identity.agent, told[-1].verb, told[-1].key) == ("market", "Transaction", key)
+    assert (await engine.scan(SPACE, LINE)).entries == before, "nothing changed"
+
+    for other in (
+        Batch("market", (Delete(mine), Touch("records/market", 60_000))),
+        Batch("market", (Delete(mine), Delete(next_of_mine))),
+        Batch("market", (Touch(next_of_mine, 60_000), Delete(mine))),
+        Batch("market", (Delete(mine), Touch(next_of_mine, 60_000), Touch(mine, 60_000))),
+    ):
+        assert submit(market, other) is None, "that is no handover"
+    handed = submit(market, leaving(mine, next_of_mine))
+    assert handed is not None
+    assert (await handed).results[0] is True
+    gone, held = await engine.get(SPACE, [mine, next_of_mine])
+    assert gone is None
+    assert held is not None
+    assert held.expires_at == ManualClock().now_ms() + 60_000
+    lost = submit(market, leaving(next_of_mine, mine))
+    assert lost is not None
+    with pytest.raises(Conflict):
+        await lost  # who was next has gone
+    assert (await engine.get(SPACE, [next_of_mine]))[0] is not None
+    book = policy.quotas.books[SPACE]
+    assert (book.pending, book.flying) == (0, 0)
+
+
+async def test_handing_over_counts_as_two(engine: ResidentEngine) -> None:
+    _, market = policed(engine, rate_limits=(RateLimit("*", 1, 5),))
+    await market.commit(SPACE, put("a"))
+    first, second = [str((await market.commit(SPACE, place())).results[0]) for _ in range(2)]
+    with pytest.raises(RateLimitExceeded):
+        submit(market, Batch("market", (Delete(first), Touch(second, 60_000))))
+    assert submit(market, Batch("market", (Delete(first),))) is not None
 
 
 async def test_places_count_for_rate_and_quota_on_the_short_way(engine: ResidentEngine) -> None:
@@ -221,14 +276,17 @@ def test_what_a_place_in_a_line_needs_is_the_same_at_one_look(orchestrator: bool
     prefixes = (LINE, "locks/lock/", "locks/lock/a/b/", "locks/", "locks/rw/x/")
     pushes = [Push(prefix, b"{}", ttl_ms) for prefix in prefixes for ttl_ms in (None, 5)]
     tested = [(), (Empty(LINE),), (Empty("records/"),), (Present(key),), (Absent(key),), (Empty(LINE), Empty(LINE))]
+    heirs = [(Delete(key), Touch(heir, 5)) for heir in (f"{LINE}2", "locks/rw/x/1", key)]
     plain = 0
-    for op in [*pushes, Delete(key), Delete("locks/lock/x")]:
+    for operations in [*((push,) for push in pushes), (Delete(key),), (Delete("locks/lock/x"),), *heirs]:
         for conditions in tested:
             for verbs in map(frozenset, ([], ["Lock"], ["Unlock"], ["Get"], ["Lock", "Unlock"])):
-                batch = Batch("market", (op,), conditions)
-                quick = claims_in_line(op, conditions, verbs)
+                batch = Batch("market", operations, conditions)
+                quick = claims_in_line(operations, conditions, verbs)
                 if quick is not None:
                     plain += 1
                     assert {verb for verb, _ in demands(batch)} <= verbs, batch
                     assert quick == claims(batch, orchestrator=orchestrator), batch
-    assert plain == 10, "three ways to take a place and two to leave one, each allowed by two of the sets of verbs"
+    assert plain == 12, (
+        "three ways to take a place and two to leave one, by two of the sets of verbs; two to hand over, by one"
+    )

@@ -36,7 +36,6 @@ from holdfast.engine import (
     Batch,
     ChangeSet,
     Condition,
-    Delete,
     Durability,
     Engine,
     Entry,
@@ -65,6 +64,7 @@ from holdfast.middleware.verbs import (
     claims,
     claims_in_line,
     demands,
+    place_in_line,
     readable,
     reading,
     renews,
@@ -213,26 +213,22 @@ class PolicedEngine:
         return went
 
     def _take_place(self, space: str, batch: Batch, reply: Reply) -> Flight | None:
-        """One Push or Delete in a line, what locks are made of: checked as any batch is, if nothing has to be waited for.
+        """What locks are made of (`place_in_line`): checked as any batch is, if nothing has to be waited for.
 
         None when it is something else, or needs a closer look; then nothing was charged.
         """
-        if len(batch.operations) != 1 or self._admin or batch.actor != self._agent or space != self._home:
+        if self._admin or batch.actor != self._agent or space != self._home:
             return None
-        op = batch.operations[0]
-        key = op.prefix if type(op) is Push else op.key if type(op) is Delete else ""
-        book = self._books.get(space)
+        operations, book = batch.operations, self._books.get(space)
         if (
-            type(key) is not str
-            or key[:6] != "locks/"
-            or not key.isascii()
+            (key := place_in_line(operations)) is None
             or book is None
             or book.gate is not None
             or (account := book.accounts.get(self._agent)) is None
             or account.gate is not None
         ):
             return None
-        amount = keys = 0
+        op, amount, keys = operations[0], 0, 0
         if type(op) is Push:
             if type(op.value) is not bytes or len(op.value) > self._value_max:
                 return None
@@ -243,7 +239,7 @@ class PolicedEngine:
             ):
                 return None
         try:
-            plain = claims_in_line(op, batch.conditions, self._verbs)  # type: ignore[arg-type]
+            plain = claims_in_line(operations, batch.conditions, self._verbs)
             added = self._check(space, batch) if plain is None else plain
             if plain is not None and type(op) is Push:
                 check_json(op.value)
@@ -252,7 +248,7 @@ class PolicedEngine:
         conditions = batch.conditions + added
         if len(conditions) > CONDITIONS_MAX:
             return None
-        tokens = max(1, len(batch.conditions))
+        tokens = max(len(operations), len(batch.conditions))
         if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
             self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key, batch.request_id)
         sent = replace(batch, conditions=conditions) if added else batch

@@ -322,15 +322,41 @@ def claims(batch: Batch, *, orchestrator: bool) -> tuple[Condition, ...]:
 _LOCKS: Final = TERRITORIES["locks"]
 
 
+def place_in_line(operations: tuple[Operation, ...]) -> str | None:
+    """Which place in the line of a lock these are about: one Push, one Delete, or a Delete that hands over to who is next (Touch).
+
+    None: it is something else.
+    """
+    op = operations[0] if operations else None
+    heir = operations[1] if len(operations) == 2 else None
+    keys: tuple[str, ...] = ()
+    if len(operations) == 1 and type(op) is Push:
+        keys = (op.prefix,)
+    elif len(operations) == 1 and type(op) is Delete:
+        keys = (op.key,)
+    elif type(op) is Delete and type(heir) is Touch:
+        keys = (op.key, heir.key)
+    for key in keys:
+        if type(key) is not str or key[:6] != "locks/" or not key.isascii():
+            return None
+    return keys[0] if keys else None
+
+
 def claims_in_line(
-    op: Push | Delete, conditions: tuple[Condition, ...], verbs: frozenset[str]
+    operations: tuple[Operation, ...], conditions: tuple[Condition, ...], verbs: frozenset[str]
 ) -> tuple[Condition, ...] | None:
-    """`demands` and `claims` at one look, for who takes a place in the line of a lock, or leaves one, as the library says it.
+    """`demands` and `claims` at one look, for what `place_in_line` knows, as the library says it.
 
     None: it says something else, or may not; then those two tell what, and why.
     """
+    op = operations[0]
     if type(op) is Delete:
-        return None if conditions or _LOCKS.delete not in verbs else (Mine(op.key),)
+        if conditions or _LOCKS.delete not in verbs:
+            return None
+        if len(operations) == 1:
+            return (Mine(op.key),)
+        heir: str = operations[1].key  # type: ignore[union-attr]
+        return (Mine(op.key), Mine(heir)) if _LOCKS.touch in verbs and heir != op.key else None
     prefix = op.prefix  # type: ignore[union-attr]
     is_free = not conditions or (len(conditions) == 1 and conditions[0] == Empty(prefix))
     if is_free and op.ttl_ms is not None and prefix.count("/") == _LOCKS.elements:  # type: ignore[union-attr]
