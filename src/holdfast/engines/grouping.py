@@ -314,19 +314,38 @@ class Turns:
             self.ask()
 
     def start_thread(self, work: Callable[[], T], then: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """Let the thread have the connection; until it is done, batches wait in the queue. `then` runs on the loop."""
+        """Let the thread have the connection; until it is done, batches wait in the queue. `then` runs on the loop.
 
-        def done(future: asyncio.Future[T]) -> None:
+        `run_in_executor` makes two futures and copies one into the other, which takes as long as handing over itself.
+        """
+        loop = self._loop
+        running: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            outcome: T | None = None
+            error: BaseException | None = None
+            try:
+                outcome = work()
+            except BaseException as exc:  # whoever waits must hear of it
+                error = exc
+            if not loop.is_closed():  # else nobody waits any more
+                loop.call_soon_threadsafe(done, outcome, error)
+
+        def done(outcome: T | None, error: BaseException | None) -> None:
             self.in_thread, self._asked = None, False
+            if error is None:
+                running.set_result(outcome)  # type: ignore[arg-type]
+            else:
+                running.set_exception(error)
             try:
                 if then is not None:
-                    then(future.result())
+                    then(running.result())
             finally:
                 self.ask()
 
         self._asked = True
-        self.in_thread = running = self._loop.run_in_executor(self._threads, work)
-        running.add_done_callback(done)
+        self.in_thread = running
+        self._threads.submit(run)
         return running
 
     async def close(self) -> None:

@@ -262,8 +262,8 @@ class PolicedEngine:
         """
         if self._rules is not self._policy.rules:
             self._apply(self._policy.rules)
-        amount, tallies = self._size_of_set(batch), self._open_tallies(space)
-        if not amount or tallies is None:
+        amount = self._size_of_set(batch)
+        if not amount or (tallies := self._open_tallies(space)) is None:
             return None
         book, account = tallies
         if book.base + book.begun + amount > self._bytes_max or account.base + account.begun >= self._keys_max:
