@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from itertools import cycle
 from typing import Any
 
 import psycopg
@@ -23,8 +24,9 @@ from holdfast.engines import postgres_commit, postgres_doctor, postgres_link
 from holdfast.engines.postgres import PostgresEngine
 from holdfast.engines.postgres_feed import QUIET_S, RING_S
 from holdfast.engines.postgres_functions import MOVED, SUMMED_EVERY
-from holdfast.engines.postgres_link import Broken, Call, Link, number, statement
+from holdfast.engines.postgres_link import SESSION, Broken, Call, Link, number, statement
 from holdfast.engines.postgres_schema import ASYNC_JUMP, SCHEMA_VERSION
+from holdfast.engines.postgres_statements import USAGE
 from holdfast.engines.registry import open_engine
 from holdfast.errors import (
     AuthenticationFailed,
@@ -176,6 +178,39 @@ async def test_usage_is_summed_up_every_now_and_then_and_is_exact_all_the_time(u
     [(found, sums)] = await shell(url, rows)
     assert sums == 1, "what came before the last sum is gone"
     assert found < commits / 2
+
+
+async def test_a_lone_writer_sums_up_its_usage_as_often_as_it_draws_to_do_so(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not summed up is read by every count: a draw that is taken twice lets it grow with the history."""
+    draws = cycle((0.0, *(1.0,) * (SUMMED_EVERY - 1)))
+    async with opened(url) as engine:
+        monkeypatch.setattr(engine._writer, "_chance", lambda: next(draws))
+        for size in range(4 * SUMMED_EVERY):  # each charges, since each has another size
+            await put(engine, b"x" * size)
+    counted = f"SELECT count(*), count(*) FILTER (WHERE is_sum) FROM {schema}.usage"
+    assert await shell(url, counted) == [(SUMMED_EVERY, 1)]
+
+
+async def test_to_count_a_space_the_usage_of_others_is_not_read(url: str, schema: str) -> None:
+    """However few spaces the statistics know of."""
+    async with opened(url) as engine:
+        for space in ("large", "small"):
+            await engine.commit(space, Batch("a", tuple(Put(f"s{n}/k", b"1") for n in range(100))))
+    settings = [f"SET {name} = '{value}'" for name, value in SESSION.items()]
+    prepared = f"PREPARE counts AS {USAGE.sql.decode()}"
+    plan = await shell(
+        url,
+        f"SET search_path = {schema}",
+        *settings,
+        "ANALYZE spaces, usage",
+        prepared,
+        "EXPLAIN EXECUTE counts ('small')",
+    )
+    lines = [line.strip() for (line,) in plan]
+    [reads] = [number for number, line in enumerate(lines) if "usage_pkey" in line]
+    assert lines[reads + 1].startswith("Index Cond: (space ="), "\n".join(lines)
 
 
 async def test_a_process_whose_store_was_migrated_meanwhile_is_told_so(url: str, schema: str) -> None:
@@ -476,6 +511,7 @@ async def test_a_message_that_comes_after_its_group_was_written_anew_has_no_effe
             if shared:
                 await other.commit(SPACE, Batch("b", (Put("records/other", b"%d" % n),)))
         before = (await engine.spaces(SPACE))[0].revision
+        monkeypatch.setattr(engine._writer, "_chance", lambda: 1.0)  # what sums up usage is a function, alone or not
         monkeypatch.setattr(Link, "send", delayed)
         assert await put(engine, b"7") == before + 1
         await engine.commit(SPACE, Batch("a", (Put("records/k", b"8"),)))

@@ -196,7 +196,7 @@ class Writer:
 
     def _numbered(self) -> Sent:
         self._number += 1
-        return Sent(self._number)
+        return Sent(self._number, sums=self._chance() * SUMMED_EVERY < 1)
 
     async def _write(self, space: str, items: list[Waiting], attempt: Attempt | None) -> None:
         try:
@@ -507,8 +507,7 @@ class Writer:
 
     def _terms(self, sent: Sent, uses: Uses | None = None, blind: Set[str] = frozenset()) -> Terms:
         deadline = self._time.server() + MESSAGE_MS
-        sums = self._chance() * SUMMED_EVERY < 1
-        return Terms(self._locks, self._time.given(), deadline, sent.number, uses, blind, sums)
+        return Terms(self._locks, self._time.given(), deadline, sent.number, uses, blind, sent.sums)
 
     def _answered(self, rows: Rows) -> Reply:
         reply = Reply(rows)

@@ -18,15 +18,18 @@ ALONE_MAX: Final = 64
 class Sent:
     """What was sent and not answered yet."""
 
-    __slots__ = ("group", "number", "open", "revision")
+    __slots__ = ("group", "number", "open", "revision", "sums")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, sums: bool) -> None:
         self.group: Group | None = None
         self.number = number
         """Of the group, the same for every attempt: what of it is written is written once."""
         self.open = False
         self.revision = 0
         """Where the space was before."""
+        self.sums = sums
+        """Whether it sums up the usage it charges, drawn once: plain SQL leaves to a function what does, and were that to draw
+        again, hardly any group of a lone writer would, and every count would read all that was charged since."""
 
     def leaves(self, state: SpaceState, group: Group) -> None:
         """From here on the group's fate is open until it is answered."""
