@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from holdfast.layers.diffs import Difference
     from holdfast.layers.document_heads import DocumentHead, Documents
     from holdfast.layers.documents import Document, DocumentVersion
+    from holdfast.layers.guards import Guard
     from holdfast.layers.history import DocumentEvent
-    from holdfast.layers.locks import Guard
     from holdfast.layers.merging import Fusion, Merged, Priority, Question, WeightedAverage
     from holdfast.layers.messages import Message
     from holdfast.layers.migration import MigrationFailure, MigrationReport
@@ -370,7 +370,7 @@ _MODULES: Final = {
         "DocumentVersion",
     ),
     "holdfast.layers.history": ("DocumentEvent",),
-    "holdfast.layers.locks": ("Guard",),
+    "holdfast.layers.guards": ("Guard",),
     "holdfast.layers.merging": (
         "Fusion",
         "Merged",

@@ -33,7 +33,7 @@ from holdfast.layers.dead_letters import DeadLetters as _DeadLetters
 from holdfast.layers.document_heads import Documents as _Documents
 from holdfast.layers.documents import Document as _Document
 from holdfast.layers.documents import Locked as _Locked
-from holdfast.layers.locks import Guard as _Guard
+from holdfast.layers.guards import Guard as _Guard
 from holdfast.layers.locks import Wanted as _Wanted
 from holdfast.layers.messages import Message as _Message
 from holdfast.layers.observers import TaskOverview as _TaskOverview

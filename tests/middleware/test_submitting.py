@@ -147,6 +147,20 @@ async def test_handing_over_counts_as_two(engine: ResidentEngine) -> None:
     assert submit(market, Batch("market", (Delete(first),))) is not None
 
 
+async def test_a_rate_that_is_exceeded_is_told_alike_on_both_ways(engine: ResidentEngine) -> None:
+    told: list[Denial] = []
+    policy = Policy(engine, ManualClock(), Rules(rate_limits=(RateLimit("*", 1, 5),), quotas=()), denied=told.append)
+    market = policy.engine_for(MARKET)
+    await market.commit(SPACE, put("a"))
+    first, second = [str((await market.commit(SPACE, place())).results[0]) for _ in range(2)]
+    leaving = Batch("market", (Delete(first), Touch(second, 60_000)))
+    with pytest.raises(RateLimitExceeded):
+        submit(market, leaving)
+    with pytest.raises(RateLimitExceeded):
+        await market.commit(SPACE, leaving)
+    assert told[0] == told[1]
+
+
 async def test_places_count_for_rate_and_quota_on_the_short_way(engine: ResidentEngine) -> None:
     _, market = policed(engine, quotas=(Quota("*", max_keys_per_agent=3),), rate_limits=(RateLimit("*", 1, 7),))
     await market.commit(SPACE, put("a"))

@@ -33,6 +33,8 @@ LEAVING_S: Final = 1.0
 AGAIN_MS: Final = 50
 """The pause before what did not reach the store is tried again; twice as long each time, up to AGAIN_MS_MAX."""
 AGAIN_MS_MAX: Final = 2_000
+EARLY_MS: Final = 100
+"""How much too early a timer may be, by the clock, before that is taken for a clock that was set back."""
 
 T = TypeVar("T")
 
@@ -116,14 +118,18 @@ class Leases:
 
     def keep(self, scope: Scope, key: str, ttl_ms: int, sent_at: int) -> Lease:
         """Keep this entry alive from now on; its ttl was set by a batch sent at `sent_at`."""
+        sent_at = min(sent_at, self._clock.now_ms())  # it may have been set back meanwhile
         lease = Lease(scope, key, ttl_ms, sent_at + ttl_ms)
         self._seen = max(self._seen, sent_at)
+        self._keep(lease)
+        return lease
+
+    def _keep(self, lease: Lease) -> None:
         self._kept.add(lease)
         if lease.renew_at < self._look_at:
             self._changed.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return lease
 
     def written(self, lease: Lease, sent_at: int, ttl_ms: int) -> None:
         """Its entry was written by a batch sent at `sent_at`: it has this ttl from then on."""
@@ -134,6 +140,15 @@ class Leases:
     def keeps(self, lease: Lease) -> bool:
         """Whether it is still kept alive."""
         return lease in self._kept
+
+    def regained(self, lease: Lease) -> None:
+        """Its turn was written in time, and the answer came when it was believed to be over: it is kept alive again.
+
+        Only before anybody was given it: whoever was told that it is lost is not told otherwise.
+        """
+        if lease.lost.is_set() and lease.good_until > self._clock.now_ms():
+            lease.lost.clear()
+            self._keep(lease)
 
     def granted(self, lease: Lease) -> None:
         """What was waited for is held from now on."""
@@ -156,11 +171,14 @@ class Leases:
         self._task = None
 
     async def _run(self) -> None:
+        called = True
         while self._kept:
             self._changed.clear()
             now = self._clock.now_ms()
-            if now < self._seen:
-                self._set_back(self._seen - now, now)
+            # Whom nobody called has slept until then, whatever the clock says now.
+            passed, early_ms = (self._seen, 0) if called else (max(self._seen, self._look_at), EARLY_MS)
+            if passed - now > early_ms:
+                self._set_back(passed - now, now)
             self._seen = now
             for lease in [lease for lease in self._kept if lease.good_until <= now]:
                 self.lose(lease)
@@ -172,7 +190,7 @@ class Leases:
             if self._kept:
                 ends = (lease.good_until if lease.renewing else lease.renew_at for lease in self._kept)
                 self._look_at = min(ends)
-                await sleep_or(self._clock, self._look_at, self._changed)
+                called = await sleep_or(self._clock, self._look_at, self._changed)
         self._task = None
 
     def _set_back(self, by: int, now: int) -> None:

@@ -254,6 +254,8 @@ class Lines:
             if line.following is None and not self.closed:
                 line.following = loop.create_task(self._follow(line))
             line.wake(self._clock.now_ms())
+            if self.closed:  # while it came here; nobody else would wake it
+                turn.set()
             yield
         finally:
             del line.turns[key], line.leases[key]

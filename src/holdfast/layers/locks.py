@@ -19,7 +19,7 @@ How it fails. `wait=0`, the default, raises LockAcquisitionError at once when it
 after that time; `wait=None` waits as long as it takes. A lease that was lost while it was held raises LeaseLost at the end
 of the block, unless the block raised something itself. A release that does not reach the store is logged, and tried until
 it does or the lease is over. Who is cancelled while it acquires or releases leaves no place behind, as far as the store can be
-reached, and does not wait for one that is silent. The
+reached, and does not wait for one that is silent; under a request id the place is left to whoever asks again, until it ends. The
 number of permits is stored at first use; another number later is InvalidInput.
 
 Requests that may be repeated. `acquire(request_id=…)` makes the place under that id, and, when its turn has come, writes so
@@ -33,14 +33,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from holdfast.clock import Duration, as_datetime, duration_ms, sleep_or
+from holdfast.clock import Duration, duration_ms, sleep_or
 from holdfast.codec import encode
 from holdfast.engine import (
     Absent,
@@ -63,10 +61,12 @@ from holdfast.errors import (
     LeaseLost,
     LockAcquisitionError,
     OutcomeUnknown,
+    RateLimitExceeded,
     Unavailable,
 )
 from holdfast.keys import check_name
 from holdfast.layers.coordination import Coordination
+from holdfast.layers.guards import Guard
 from holdfast.layers.leases import LEAVING_S, Lease
 from holdfast.layers.lines import LOCKS, PERMITS, Kind, Place, in_turn, permits_of, place_of, read_line
 from holdfast.layers.scope import Scope
@@ -85,104 +85,6 @@ ATTEMPTS_MAX: Final = 16
 """How often one request id may be refused; each time costs every later one a look."""
 
 log = logging.getLogger("holdfast.locks")
-
-
-class Guard:
-    """Something that is held. `space` writes only as long as it is."""
-
-    def __init__(self, wanted: Wanted, lease: Lease, token: int, acquired_at: int) -> None:
-        self._wanted = wanted
-        self._lease = lease
-        self.name = wanted.name
-        self.id = lease.key[lease.key.rindex("/") + 1 :]
-        self.holder = lease.scope.actor
-        self.token = token
-        self._acquired_at = acquired_at
-        self._beginning: asyncio.Handle | None = None
-        self._released = False
-
-    @cached_property
-    def space(self) -> Space:
-        """The space, in which every write needs what is held."""
-        return self._wanted.view(self._lease.guarding())
-
-    @property
-    def acquired_at(self) -> datetime:
-        """Since when it is held; by the store's clock, or by the local one if it had to be waited for."""
-        return as_datetime(self._acquired_at)
-
-    @property
-    def epoch(self) -> int:
-        """The token, as elections call it: higher than that of every leader before."""
-        return self.token
-
-    @property
-    def expires_at(self) -> datetime:
-        """Until when it is held if it is not renewed; by the local clock, and never later than the store thinks."""
-        return as_datetime(self._lease.good_until)
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is known to have been lost."""
-        return self._lease.lost.is_set() and not self._released
-
-    async def until_lost(self) -> None:
-        """Return when it is lost, or was released."""
-        await self._lease.lost.wait()
-
-    async def renew(self) -> None:
-        """Extend it by its ttl, now; LeaseLost if it is over. It is renewed in the background all the same."""
-        lease = self._lease
-        if lease.lost.is_set():  # nobody keeps it alive any more
-            raise self._lost()
-        sent_at, ttl_ms = lease.scope.clock.now_ms(), lease.ttl_ms
-        try:
-            await lease.scope.unguarded().commit((Touch(lease.key, ttl_ms),))
-        except Conflict as conflict:
-            self._wanted.coordination.leases.lose(lease)
-            raise self._lost() from conflict
-        lease.renewed(sent_at, ttl_ms)
-
-    def begin(self) -> None:
-        """Write that one's turn has begun, unless it is over before the event loop gets to it."""
-        lease, leases = self._lease, self._wanted.coordination.leases
-        note = self._wanted.note_turn
-        self._beginning = asyncio.get_running_loop().call_soon(lambda: leases.aside(note(lease, self.token)))
-
-    async def release(self) -> None:
-        """Give it up; LeaseLost if it was over already. What was given up once is not given up again."""
-        if self._released:
-            return
-        lease, wanted = self._lease, self._wanted
-        if self._beginning is not None:
-            self._beginning.cancel()
-        wanted.coordination.leases.release(lease)
-        try:
-            receipt = await wanted.hand_over(lease)
-        except asyncio.CancelledError:  # it may not have been sent yet
-            self._over()
-            await wanted.leave(lease)
-            raise
-        except Error:
-            self._over()
-            wanted.coordination.leases.give_up(wanted.step_out(lease))
-            raise
-        wanted.left(lease, receipt.version)
-        if receipt.results[0] is not True:
-            lease.lose()
-            raise self._lost()
-        self._over()
-
-    def _over(self) -> None:
-        """It was given up, and that is seen to, whatever else happens."""
-        self._released = True
-        self._lease.lose()
-
-    def _lost(self) -> LeaseLost:
-        return LeaseLost(
-            f"{self._wanted.called} was lost: its lease of {self._lease.ttl_ms / 1000:g} s ended, or somebody broke it. "
-            "Nothing was written through guard.space since; what was written otherwise may have met another holder's writes"
-        )
 
 
 @dataclass(frozen=True)
@@ -243,7 +145,7 @@ class Wanted:
     async def _is_good(self, guard: Guard, deadline: int | None) -> bool:
         """Whether what was granted is still held: who was paused until the answer came may have lost it to another."""
         lease, now = guard._lease, self.scope.clock.now_ms()
-        if lease.good_until > now:
+        if lease.good_until > now and not lease.lost.is_set():
             return True
         self.coordination.leases.lose(lease)
         await self.leave(lease)
@@ -302,8 +204,7 @@ class Wanted:
                 if not await self._wait(lease, deadline):
                     return None
                 mine = False
-            since = await self._begin(lease, token, None if request_id is None else f"{request_id}!")
-            return None if since is None else Guard(self, lease, token, since)
+            return await self._begun(lease, token, None if request_id is None else f"{request_id}!")
         except BaseException:
             leases.release(lease)
             if mine:
@@ -399,22 +300,34 @@ class Wanted:
         if not await self._wait(lease, deadline):
             return None
         if lease.turn_ms is not None:  # who left before did not do it
-            since = await self._begin(lease, token, None, lease.good_until)
-            return None if since is None else Guard(self, lease, token, since)
+            return await self._begun(lease, token, None, lease.good_until)
         guard = Guard(self, lease, token, self.scope.clock.now_ms())
         guard.begin()
         return guard
+
+    async def _begun(self, lease: Lease, token: int, request_id: str | None, until: int | None = None) -> Guard | None:
+        """Begin, and have it; None when one's place was lost."""
+        since = await self._begin(lease, token, request_id, until)
+        if since is None:
+            return None
+        self.coordination.leases.regained(lease)
+        return Guard(self, lease, token, since)
 
     async def hand_over(self, lease: Lease) -> Receipt:
         """Leave; who waits here and is next has its whole ttl from then on, by the same commit."""
         scope, gone = lease.scope.unguarded(), Delete(lease.key)
         heir = self.coordination.lines(self.scope).heir(self._prefix, lease.key) if self._is_alone else None
-        if heir is None or heir.turn_ms is None or (heir.scope.engine, heir.scope.actor) != (scope.engine, scope.actor):
+        if (
+            heir is None
+            or heir.turn_ms is None
+            or heir.scope.guards  # which its own commit looks at
+            or (heir.scope.engine, heir.scope.actor) != (scope.engine, scope.actor)
+        ):
             return await scope.commit((gone,))
         sent_at = scope.clock.now_ms()
         try:
             receipt = await scope.commit((gone, Touch(heir.key, heir.turn_ms)))
-        except Conflict:  # it has just gone
+        except (Conflict, RateLimitExceeded):  # it has just gone; or two are too many, and one is not
             return await scope.commit((gone,))
         heir.begun(sent_at)
         return receipt

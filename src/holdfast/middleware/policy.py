@@ -250,7 +250,7 @@ class PolicedEngine:
             return None
         tokens = max(len(operations), len(batch.conditions))
         if self._bucket is not None and (wait_ms := self._bucket.charge(tokens, self._clock.now_ms())):
-            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), key, batch.request_id)
+            self._refuse_rate(tokens, wait_ms, space, _verb_of(batch), _key_of(batch), batch.request_id)
         sent = replace(batch, conditions=conditions) if added else batch
         explained = lambda conflict: self._explained(conflict, space, batch, added)  # noqa: E731
         return Flight(self._policy.quotas, book, account, amount, keys, sent, reply, explained)

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from holdfast.errors import AccessDenied, Conflict, InvalidInput, LeaseLost, LockAcquisitionError, NotFound
 from holdfast.keys import NAME_BYTES_MAX
+from holdfast.layers.guards import Guard
 from holdfast.layers.lines import Kind
-from holdfast.layers.locks import Guard, Wanted
+from holdfast.layers.locks import Wanted
 from holdfast.layers.standings import LockState, Stand
 from holdfast.middleware.line_claims import UNITS_MAX
 from holdfast.middleware.verbs import ADMIN
