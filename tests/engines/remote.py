@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,9 @@ PARTS = [
 ]
 """Where a connection, a keeper and another process's clock can make a difference; the whole suite runs in a soak."""
 
+OPEN_MAX = 4
+"""Storages served at a time; a test uses one or two, and random histories one after the other, each of which has connections."""
+
 __all__ = conformance.__all__ if os.environ.get("HOLDFAST_SOAK") == "1" else PARTS
 globals().update({name: getattr(conformance, name) for name in __all__})
 
@@ -39,12 +43,14 @@ def served(
 ) -> Iterator[EngineFactory]:
     """A factory of remote engines; `store` gives the URL of each new storage, by its number."""
     numbers = itertools.count(1)
-    ports = []
+    ports: deque[int] = deque()
 
     def clock() -> SharedClock:
         return SharedClock(folder / f"clock-{next(numbers)}")
 
     def new_storage() -> OpenEngine:
+        if len(ports) == OPEN_MAX:
+            keepers.close(ports.popleft())
         number = next(numbers)
         port = keepers.open(store(number), folder / f"clock-{number - 1}", sole=sole)
         ports.append(port)
