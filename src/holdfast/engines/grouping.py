@@ -320,12 +320,15 @@ class Turns:
         """
         loop = self._loop
         running: asyncio.Future[T] = loop.create_future()
+        left = [work]
 
         def run() -> None:
+            if not left:
+                return  # a thread that came later; it is done
             outcome: T | None = None
             error: BaseException | None = None
             try:
-                outcome = work()
+                outcome = left.pop()()
             except BaseException as exc:  # whoever waits must hear of it
                 error = exc
             if not loop.is_closed():  # else nobody waits any more
@@ -345,7 +348,12 @@ class Turns:
 
         self._asked = True
         self.in_thread = running
-        self._threads.submit(run)
+        try:
+            self._threads.submit(run)
+        except (
+            RuntimeError
+        ):  # there is no thread to be had: the loop waits for the disk itself, or everybody would wait for ever
+            run()
         return running
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
 from holdfast.engines import sqlite_doctor
@@ -108,6 +108,7 @@ class ResidentEngine:
         self._tail = Tail()
         self._bells: weakref.WeakValueDictionary[str, Bells] = weakref.WeakValueDictionary()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         _ENGINES.add(self)
 
     def fold_every(self, seconds: float) -> None:
@@ -309,6 +310,7 @@ class ResidentEngine:
             await self._administer(space, lambda: self._rows.drop(id))
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        entries, revision = to_load(entries, revision)
         home = self._find(space)
         if home is not None and home.durability == "volatile":
             await self._volatile.load(space, entries, revision)
@@ -383,9 +385,13 @@ class ResidentEngine:
         await self._loop.run_in_executor(None, copy_file, self.path, target)
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True  # what was accepted is finished; nothing new is
+        if self._closing is None and not self._closed:
+            self._closed = True  # what was accepted is finished; nothing new is
+            self._closing = self._loop.create_task(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)  # who is cancelled does not leave it half closed
+
+    async def _close(self) -> None:
         await self._commits.close()
         folded = all(home.unfolded.folded is None for home in self._spaces.values())
         self._spaces.clear()

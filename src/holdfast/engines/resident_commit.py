@@ -218,7 +218,7 @@ class GroupCommit:
                 done = self._evaluate(items, known_new=False)
         except BaseException as exc:  # whoever waits must hear of it
             failure = translate(self._path, exc) if isinstance(exc, apsw.Error) else exc
-            revise(items, lambda outcome, batch: failure)
+            revise(_of_the_file(items), lambda outcome, batch: failure)
             self._folds = False
         if not done:
             self._rollback()
@@ -237,6 +237,7 @@ class GroupCommit:
             home, group = groups[space]
             if home.durability == "volatile" and home.exists:  # made anew while it waited
                 if known_new:  # the second time it is done already, and no rollback takes it back
+                    item.durability = "volatile"
                     revise([item], partial(self._write_volatile, space))
             elif type(item) is Together:
                 item.outcomes = group.evaluate_all(item.batches, known_new=known_new)
@@ -318,7 +319,7 @@ class GroupCommit:
             # It was refused, on the strength of what may not have happened.
             return Unavailable(f"the disk that holds {self._path} failed; nothing was changed")
 
-        revise(items, become)
+        revise(_of_the_file(items), become)
         return items
 
     def _apply(self, done: list[Done]) -> None:
@@ -374,10 +375,11 @@ class GroupCommit:
 
     def _fold_everything(self) -> None:
         """When closing. If it cannot be done, whoever opens the file next does it."""
-        for home in self._keeping.homes():
-            self.folding.begin_if_due(home, now=True)
-        while self.folding.is_under_way and self._fold_alone():
-            pass
+        for _ in range(2):  # a pass that is under way leaves what came since it began
+            for home in self._keeping.homes():
+                self.folding.begin_if_due(home, now=True)
+            while self.folding.is_under_way and self._fold_alone():
+                pass
 
     # --- a job ---
 
@@ -450,3 +452,8 @@ class GroupCommit:
             self._fail(f"writing to {self._path} failed ({error}); check the disk and open the store again")
         elif self._log.is_folded_but_for_the_rest:
             self._turns.ask()
+
+
+def _of_the_file(items: list[Waiting]) -> list[Waiting]:
+    """All but what went to no file, and stays done whatever becomes of the others."""
+    return [item for item in items if item.durability != "volatile"]

@@ -84,6 +84,7 @@ class ResidentSpace(Space):
             self.note_rows({key: group.writes[key] for key in group.untold})
         if group.commits:
             self.unfolded.add(group, self.revision, size)
+            self._requests.forget()
         self.apply(group)
 
     def note_rows(self, rows: Mapping[str, Entry | None]) -> None:

@@ -37,7 +37,7 @@ from typing import Final, TypeVar
 import apsw
 import msgspec
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
 from holdfast.engines.evaluation import Group
@@ -47,6 +47,7 @@ from holdfast.engines.grouping import Turns, Waiting, answer
 from holdfast.engines.memory import MemoryEngine
 from holdfast.engines.private import real_path
 from holdfast.engines.sqlite_backup import copy_file
+from holdfast.engines.sqlite_duties import Duties
 from holdfast.engines.sqlite_feed import SqliteFeed
 from holdfast.engines.sqlite_file import (
     Bell,
@@ -154,6 +155,8 @@ class SqliteEngine:
         # Volatile versions must not repeat after a restart: they start at the clock's microseconds.
         self._volatile = MemoryEngine(clock=clock, first_revision=clock.now_ms() * 1000)
         self._turns = Turns("holdfast-sqlite", self._commit_next, self._commit_at_once)
+        self._duties = Duties(self._turns.queue)
+        self._giving_up: asyncio.TimerHandle | None = None
         self._failed: str | None = None
         self._closed = False
         self._bell = Bell(path, lambda: int(self._reader.pragma("data_version")), self._look)
@@ -193,34 +196,57 @@ class SqliteEngine:
         return True
 
     def _commit_next(self) -> None:
-        """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread."""
+        """Commit what is queued: inline if it is our turn and it is small, otherwise in the thread; so is what is administered."""
         queue = self._turns.queue
-        if not queue:
+        if not queue and not self._duties:
             return
         have_lock = self._lock.try_acquire()
-        if have_lock and queue.bytes <= INLINE_BYTES_MAX:
+        if have_lock and queue.bytes <= INLINE_BYTES_MAX and not self._duties.are_next:
+            self._duties.was_last = False
+            if self._duties:
+                self._turns.ask()
             self._answer(self._commit_and_release(queue.take_group()))
         elif have_lock:
             self._turns.start_thread(self._commit_in_thread)
         elif (owner := self._lock.owner()) is not None:
-            queue.refuse_all(f"process {owner} has {self._path} for itself; connect to it. Nothing was changed")
+            self._refuse_all(f"process {owner} has {self._path} for itself; connect to it. Nothing was changed")
         else:
-            giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
-            self._turns.start_thread(self._wait_and_commit).add_done_callback(lambda _: giving_up.cancel())
+            self._giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
+            self._turns.start_thread(self._wait_and_commit).add_done_callback(self._give_up_no_more)
 
     def _wait_and_commit(self) -> None:
         self._lock.acquire()
         self._commit_in_thread()
 
     def _commit_in_thread(self) -> None:
+        self._duties.was_last = self._duties.are_next
+        if self._duties.was_last and self._duties.do_next(self._do_and_release, self._tails.look_all):
+            return
         done = self._commit_and_release(self._turns.queue.take_group())
         self._loop.call_soon_threadsafe(self._answer, done)
 
+    def _do_and_release(self, work: Callable[[], T]) -> T:
+        try:
+            self._states.clear()
+            return self._transaction(work)
+        finally:
+            self._lock.release()
+
     def _give_up(self) -> None:
-        self._turns.queue.refuse_all(
+        """Whoever waits is told; and whoever comes later and waits in vain, after as long again."""
+        self._giving_up = self._loop.call_later(LOCK_WAIT_S, self._give_up)
+        self._refuse_all(
             f"another process has held the lock of {self._path} for {LOCK_WAIT_S} s, as if it had been stopped; "
             "nothing was changed"
         )
+
+    def _give_up_no_more(self, _: object) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+
+    def _refuse_all(self, reason: str) -> None:
+        self._duties.refuse_all(reason)
+        self._turns.queue.refuse_all(reason)
 
     def _commit_and_release(self, items: list[Waiting]) -> list[Waiting]:
         """With the lock held: commit a group and release the lock. Outcomes are in the items."""
@@ -322,7 +348,8 @@ class SqliteEngine:
         done: list[_Done] = []
         for name, items in by_space.items():
             state = self._states.get(name) or SpaceState(self._write, name)
-            if state.id is not None and not state.dropped and state.durability != items[0].durability:
+            lives = state.id is not None and not state.dropped
+            if items[0].durability != (state.durability if lives else "sync"):  # one that is made here is sync
                 for item in items:
                     item.outcome = _Moved()
                 continue
@@ -490,6 +517,7 @@ class SqliteEngine:
 
     async def create(self, space: str, durability: Durability = "sync", *, audit_reads: bool = False) -> SpaceInfo:
         check_durability(durability)
+        self._home(space)  # one that another dropped is forgotten, before it is made anew
         known = await self.spaces(space)
         if not known or known[0].durability != durability or audit_reads > known[0].audit_reads:
             await self._administer(lambda: self._rows.create(space, durability, audit_reads, self._clock.now_ms()))
@@ -519,6 +547,7 @@ class SqliteEngine:
             self._homes.pop(space, None)
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
+        entries, revision = to_load(entries, revision)
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             await self._volatile.load(space, entries, revision)
@@ -535,17 +564,10 @@ class SqliteEngine:
 
     async def _administer(self, work: Callable[[], T]) -> T:
         """A transaction of our own, in the thread, when our turn has come."""
-
-        def run() -> T:
-            with self._lock:
-                self._states.clear()
-                return self._transaction(work)
-
-        while (running := self._turns.in_thread) is not None:
-            await asyncio.wait([running])
-        answer = await asyncio.shield(self._turns.start_thread(run))
-        self._tails.look_all()
-        return answer
+        self._check_usable()
+        reply = self._duties.add(work)
+        self._turns.ask()
+        return await reply
 
     # --- the store as a whole ---
 
@@ -561,9 +583,13 @@ class SqliteEngine:
         await self._loop.run_in_executor(None, copy_file, self._path, target)
 
     async def close(self) -> None:
-        if self._closed:
+        while self._duties and not self._closed:
+            self._turns.ask()
+            await (asyncio.sleep(0) if (running := self._turns.in_thread) is None else asyncio.wait([running]))
+        if not self._closed:
+            await self._turns.close()
+        if self._closed:  # perhaps meanwhile
             return
-        await self._turns.close()
         self._closed = True
         self._homes.clear()
         await self._volatile.close()

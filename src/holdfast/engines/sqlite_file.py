@@ -271,8 +271,8 @@ def _note_boot(connection: apsw.Connection, boot: str) -> None:
         for space in [int(row[0]) for row in rows]:  # type: ignore[arg-type]
             first, last = feed_id(space, 0), feed_id(space, REVISION_MAX)
             connection.execute(
-                "INSERT INTO feed SELECT id + ?1, time, last_id + ?1, x'90' FROM feed "
-                "WHERE id BETWEEN ?2 AND ?3 ORDER BY id DESC LIMIT 1",
+                "INSERT INTO feed SELECT ifnull(max(id), ?2) + ?1, ifnull(time, 0), ifnull(last_id, 0) + ?1, x'90' "
+                "FROM feed WHERE id BETWEEN ?2 AND ?3",  # of a space that has lost all of them too
                 (ASYNC_JUMP, first, last),
             )
             connection.execute(
@@ -478,13 +478,14 @@ class Bell:
 
     async def _poll(self) -> None:
         """The safety net, for a lost event and for systems without inotify."""
-        seen = self._data_version()
+        seen = -1
         while True:
+            with contextlib.suppress(apsw.Error):  # whoever looks is told what is wrong
+                version = self._data_version()
+                if version != seen:
+                    seen = version
+                    self._rung()
             await asyncio.sleep(POLL_S)
-            version = self._data_version()
-            if version != seen:
-                seen = version
-                self._rung()
 
     def close(self) -> None:
         if self._poller is not None:

@@ -178,8 +178,8 @@ class Requests:
         self._searched: dict[tuple[str, str], Stored | None] = {}
 
     def expect(self, execute: Execute, space: int, time: int, batches: Collection[Batch]) -> None:
-        """These are about to be evaluated; what was found is forgotten with the next call."""
-        self._searched = {}
+        """These are about to be evaluated; what was found is true until anything is committed (`forget`)."""
+        self.forget()
         if all(map(_IS_FRESH, batches)):
             return
         asked = {
@@ -196,6 +196,10 @@ class Requests:
                         asked.discard(id)
                 if not asked:
                     break
+
+    def forget(self) -> None:
+        """A group was committed. Of those that were expected, some may have been answered by it without being asked for here."""
+        self._searched = {}
 
     def find(self, execute: Execute, space: int, time: int, actor: str, request_id: str) -> Stored | None:
         """The commit that answered a request, in a space whose time is `time`."""
@@ -314,6 +318,7 @@ class SpaceState:
         `noted` are the keys that `Writer.group` gave: of entries that are large, or expire.
         """
         known = self._known
+        self._requests.forget()
         if self.id is None or self.dropped or len(known) + len(self.large) > KNOWN_MAX:
             return False
         self.revision, self.last_id = group.revision, group.last_id

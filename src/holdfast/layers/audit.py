@@ -56,6 +56,8 @@ LOG: Final = "audit/log/"
 GENESIS: Final = "0" * 64
 SEGMENT_RECORDS_MAX: Final = 200
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+COMMIT_RECORDS_MAX: Final = 5_000
+"""Of one commit; of what it tells beyond there are a number and a hash. No batch does as much, but it may meet what has expired."""
 BEHIND_MS: Final = 600_000
 """When sealing is so far behind it takes twice its share of the time; with each such time once more, up to SHARE_MAX."""
 SHARE_MAX: Final = 0.5
@@ -199,13 +201,15 @@ class Audit:
                 raise InvalidInput(f"{name} must be text, not {given!r:.60}")
         if outcome is not None:
             _check_outcome(outcome)
-        upto = 0
-        async for segment in self._segments():
-            upto = segment.upto
-            for record in segment.records:
-                if _matches(record, actor, key, operation, outcome, since, until):
-                    yield record
-        upto = max(upto, await self._floor())
+        upto, floor = 0, -1
+        last: Segment | None = None
+        while floor < (floor := await self._floor()):  # what was forgotten while segments were read is in one by now
+            async for segment in self._segments(last):
+                last, upto = segment, segment.upto
+                for record in segment.records:
+                    if _matches(record, actor, key, operation, outcome, since, until):
+                        yield record
+            upto = max(upto, floor)
         async for commit in self._engine.watch(self._space, cursor=cursor_at(upto), live=follow):
             for record in self._told(_noted(commit)):
                 if _matches(record, actor, key, operation, outcome, since, until):
@@ -297,7 +301,9 @@ class Audit:
         """Remove segments sealed before an instant, given as for `records`; the anchor keeps the hash the rest hangs on."""
         before = instant_ms(before, self._scope.clock.now_ms(), name="before")
         pruned = 0
+        anchor = Consumer(self._engine, self._space, ANCHOR)
         while True:
+            await anchor.load()  # before what it is to stand for is read: another may prune too
             page = await self._engine.scan(self._space, LOG, limit=PRUNE_MAX)
             old = []
             for entry in page.entries[:-1] if not page.more else page.entries:  # the newest always stays
@@ -307,12 +313,13 @@ class Audit:
                 old.append((entry, segment))
             if not old:
                 return pruned
-            anchor = Consumer(self._engine, self._space, ANCHOR)
-            await anchor.load()
             last = old[-1][1]
             removals = tuple(Delete(entry.key) for entry, _ in old)
             count = anchor.state.get("segments", 0) + len(old)
-            await anchor.advance(cursor_at(last.upto), *removals, hash=last.hash, segments=count)
+            try:
+                await anchor.advance(cursor_at(last.upto), *removals, hash=last.hash, segments=count)
+            except Conflict:
+                continue  # another process pruned this part
             pruned += len(old)
 
     async def verify(self, expect: str | None = None, *, newest: int | None = None) -> Verification:
@@ -512,11 +519,15 @@ def _check_outcome(outcome: str) -> None:
 
 def _noted(commit: ChangeSet) -> list[_Noted]:
     """The changes of a commit that are in the audit; notes are, when they are made."""
-    return [
+    noted = [
         (commit, change)
         for change in commit.changes
         if not change.key.startswith(_UNNOTED) or (change.key.startswith(NOTES) and change.op == "push")
     ]
+    if rest := [change.key for _, change in noted[COMMIT_RECORDS_MAX:]]:
+        told = encode({"more": len(rest), "sha256": hashlib.sha256("\0".join(rest).encode()).hexdigest()})
+        noted[COMMIT_RECORDS_MAX:] = [(commit, Change("expire", "", False, told, len(told)))]
+    return noted
 
 
 def _text(noted: list[_Noted]) -> str | None:

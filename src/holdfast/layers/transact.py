@@ -123,7 +123,8 @@ class Transaction:
 
     async def commit(self) -> None:
         self._over = True
-        if self.operations or len(self._read) > 1:  # a single read is a snapshot already
+        required = len(self.conditions) > len(self._read)
+        if self.operations or required or len(self._read) > 1:  # a single read is a snapshot already
             self.receipt = await self.scope.commit(tuple(self.operations), tuple(self.conditions), self.request_id)
 
 

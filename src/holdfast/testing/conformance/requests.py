@@ -311,6 +311,8 @@ class TestRequests:
             answers = await asyncio.gather(*(subject.engine.commit(SPACE, batch) for batch in again))
             assert answers == [await each for each in first] * 2
             await asyncio.gather(*others)
+            for batch, answer in zip(again, answers, strict=True):
+                assert await subject.engine.commit(SPACE, batch) == answer, "nor when it comes once more, alone"
             assert await subject.value("a/n") == b"%d" % (turns + 1)
             assert len(await subject.keys("p/")) == turns + 1
 
