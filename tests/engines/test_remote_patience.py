@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
-from holdfast.engines import remote_link
-from holdfast.engines.remote_link import Client, _Line
+from holdfast.engines import remote_line
+from holdfast.engines.remote_line import Line
+from holdfast.engines.remote_link import Client
 
 
 class Transport:
@@ -25,8 +26,8 @@ class Transport:
 
 
 @pytest.fixture
-async def line() -> tuple[_Line, list[bytes]]:
-    made, transport = _Line(cast(Client, None)), Transport()
+async def line() -> tuple[Line, list[bytes]]:
+    made, transport = Line(cast(Client, None)), Transport()
     made._transport = cast(asyncio.Transport, transport)
     return made, transport.written
 
@@ -37,9 +38,9 @@ async def steps() -> None:
 
 
 async def test_what_is_patient_goes_with_the_next(
-    line: tuple[_Line, list[bytes]], monkeypatch: pytest.MonkeyPatch
+    line: tuple[Line, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_link, "HELD_S", 600.0)
+    monkeypatch.setattr(remote_line, "HELD_S", 600.0)
     made, written = line
     made.write(b"a", patient=True)
     made.write(b"b", patient=True)
@@ -54,7 +55,7 @@ async def test_what_is_patient_goes_with_the_next(
     assert written == [b"abcd"], "it waits anew"
 
 
-async def test_alone_it_goes_a_moment_later_once(line: tuple[_Line, list[bytes]]) -> None:
+async def test_alone_it_goes_a_moment_later_once(line: tuple[Line, list[bytes]]) -> None:
     made, written = line
     for number in range(3):
         made.write(b"%d" % number, patient=True)
@@ -64,7 +65,7 @@ async def test_alone_it_goes_a_moment_later_once(line: tuple[_Line, list[bytes]]
     assert written == [b"0", b"1", b"2"]
 
 
-async def test_what_is_in_a_hurry_goes_in_the_next_step(line: tuple[_Line, list[bytes]]) -> None:
+async def test_what_is_in_a_hurry_goes_in_the_next_step(line: tuple[Line, list[bytes]]) -> None:
     made, written = line
     made.write(b"a")
     await steps()

@@ -21,11 +21,12 @@ import secrets
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.engine import ChangeSet, Receipt
+from holdfast.engines.remote_line import LOOK_S, Line
 from holdfast.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -38,15 +39,14 @@ from holdfast.errors import (
 )
 from holdfast.identity import Identity
 from holdfast.wire import (
+    FRAME_BYTES_MAX,
+    PORT,
     PROTOCOL,
-    REPLY_BYTES_MAX,
-    UNREADABLE,
     Cancel,
     Changes,
     Committed,
     Done,
     Failed,
-    Frames,
     Goodbye,
     Grant,
     Hello,
@@ -57,7 +57,6 @@ from holdfast.wire import (
     Watch,
     Watching,
     Welcome,
-    decode_reply,
     frame,
     raised,
 )
@@ -70,13 +69,15 @@ PING_S: Final = 10.0
 """After so long a silence the client asks whether anybody is there."""
 SILENCE_S: Final = 30.0
 """After so long a silence the connection is given up."""
-LOOK_S, ANSWER_S = 2.5, 6.0
-"""How often that is looked at, and what counts while somebody waits for an answer: a lease of 30 s survives a connection that went dead."""
+ANSWER_S: Final = 6.0
+"""What counts while somebody waits for an answer: a lease of 30 s survives a connection that went dead."""
+SLOWEST_BYTES_S: Final = FRAME_BYTES_MAX / 60
+"""A link may be as slow as this: so much longer than ANSWER_S a keeper may be silent while a large request is on its way."""
 CLOSE_S: Final = 10.0
+EXPIRE_S: Final = 0.25
+"""How often, at most, is looked whose time is over."""
 WAITING_MAX: Final = 100_000
 """Requests that wait for a connection."""
-HELD_S: Final = 0.001
-"""How long what is patient waits for something to be sent with. The keeper lets it wait for as long as it said."""
 WINDOW_BYTES: Final = 1024 * 1024
 """What a watch may have received and not yet handed out."""
 
@@ -132,6 +133,11 @@ class Follower:
         self._began = False
         """The keeper has taken it once: that it goes on is not asked for anew."""
 
+    @property
+    def has_place(self) -> bool:
+        """Where it goes on is known. Otherwise it begins wherever the keeper stands when it hears of it."""
+        return self._cursor is not None
+
     def asked(self) -> bytes:
         """The request, to go on where it stands."""
         self._taken = 0
@@ -147,13 +153,16 @@ class Follower:
         elif isinstance(message, Watching):
             self._cursor = message.cursor
             self._began = True
+            self._client.placed(self._id)
         elif isinstance(message, Failed):
             error = raised(message)
             if self._began and isinstance(error, RateLimitExceeded):
                 self._client.follow_later(self._id, error.retry_after)
                 return
+            self._client.unfollow(self._id)  # it is not asked for again, whenever its end is taken
             self.end(error)
         elif isinstance(message, Done):
+            self._client.unfollow(self._id)
             self._over = True
         self._news.set()
 
@@ -195,9 +204,18 @@ class Client:
         self._ids = 0
         self._asked: dict[int, Asked] = {}
         self._followers: dict[int, Follower] = {}
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()
+        self._turns: deque[asyncio.Future[None]] = deque()
+        """Those who wait for room, the first one first."""
+        self._placing: set[int] = set()
+        """Watches whose place was asked for and not heard. What changes something waits for it: should the connection break, it would
+        be done, and the watch begin after it."""
+        self._promised = 0
+        """Room that was given to one of them, who has not come yet."""
+        self._pause = 0.0
+        """Before the next connection: it grows while connections end before anything is answered."""
+        self._expiry: asyncio.TimerHandle | None = None
         self._in_flight_max = 1
         self._frame_bytes_max = 0
         self._closed = False
@@ -219,7 +237,7 @@ class Client:
         It is said before this returns, unless so much is under way that it has to wait. What is patient goes with whatever is
         said next, or a moment later.
         """
-        if len(self._asked) >= self._in_flight_max and self._line is not None:
+        if self._line is not None and (self._turns or len(self._asked) + self._promised >= self._in_flight_max):
             return self._ask_later(make, again, request_id, reading)
         return self._ask(make, again, request_id, reading, patient)
 
@@ -230,10 +248,32 @@ class Client:
         request_id: str | None,
         reading: bool,
     ) -> Any:
-        while len(self._asked) >= self._in_flight_max and self._line is not None:
-            self._room.clear()
-            await self._room.wait()
-        return await self._ask(make, again, request_id, reading)
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._turns.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was its turn: the next one has it
+                self._promised -= 1
+                self._make_room()
+            raise
+        self._promised -= 1
+        try:
+            answer = self._ask(make, again, request_id, reading)
+        except BaseException:  # it is not sent, and the next one comes
+            self._make_room()
+            raise
+        return await answer
+
+    def _make_room(self) -> None:
+        """Whoever waits longest comes first, as far as there is room; all of them when nothing is sent any more."""
+        while self._turns and (
+            self._line is None or self._closed or len(self._asked) + self._promised < self._in_flight_max
+        ):
+            turn = self._turns.popleft()
+            if not turn.done():
+                self._promised += 1
+                turn.set_result(None)
 
     def _ask(
         self,
@@ -252,14 +292,17 @@ class Client:
                 f"the request has {len(first):,} bytes; the keeper takes {self._frame_bytes_max:,}. Send less at once"
             )
         line, answer = self._line, self._loop.create_future()
-        self._asked[id] = asked = Asked(first, again, answer, 0.0, request_id, line is not None, reading)
+        sent = line is not None and (reading or not self._placing)
+        self._asked[id] = asked = Asked(first, again, answer, 0.0, request_id, sent, reading)
         if line is not None:
-            line.write(first, patient=patient)
+            if sent:
+                line.write(first, patient=patient)
         elif len(self._asked) > WAITING_MAX:
             del self._asked[id]
             raise Unavailable(f"{self._failure}; {WAITING_MAX:,} requests wait for it already. Nothing was changed")
         else:
             asked.deadline = self._loop.time() + CONNECT_S
+            self._expire_at(asked.deadline)
             self._connect()
         return answer
 
@@ -271,20 +314,37 @@ class Client:
         self._followers[self._ids] = follower
         if self._line is not None:
             self._line.write(follower.asked())
+            if cursor is None:
+                self._placing.add(self._ids)
         else:
             self._connect()
         return follower
+
+    def placed(self, id: int) -> None:
+        """It is known where a watch stands, or that it does not: what was asked for after it can go."""
+        if id not in self._placing:
+            return
+        self._placing.discard(id)
+        if self._placing or self._line is None:
+            return
+        for number, asked in list(self._asked.items()):
+            if asked.answer.done() and not asked.sent:
+                self._fail(number)
+            elif not asked.sent:
+                asked.sent = True
+                self._line.write(asked.first)
 
     def follow_later(self, id: int, seconds: float) -> None:
         """A watch goes on when its agent is not over its rate any more."""
         self._loop.call_later(seconds, self._follow_again, id, self._line)
 
-    def _follow_again(self, id: int, line: _Line | None) -> None:
+    def _follow_again(self, id: int, line: Line | None) -> None:
         follower = self._followers.get(id)
         if follower is not None and line is not None and self._line is line:  # on another one it was asked for already
             line.write(follower.asked())
 
     def unfollow(self, id: int) -> bool:
+        self.placed(id)
         return self._followers.pop(id, None) is not None
 
     def say(self, message: Message) -> None:
@@ -298,8 +358,9 @@ class Client:
             asked = self._asked.pop(id, None)
             if asked is not None and not asked.answer.done():
                 asked.answer.set_result(receipt)
-        if not self._room.is_set():
-            self._room.set()
+        self._pause = 0.0
+        if self._turns:
+            self._make_room()
 
     def received(self, message: Reply, size: int) -> None:
         if isinstance(message, Goodbye):
@@ -311,13 +372,16 @@ class Client:
         if asked is None:
             follower = self._followers.get(message.id)
             if follower is not None:
+                if type(message) is Changes:
+                    self._pause = 0.0
                 follower.received(message, size)
             return
         if asked.repeated and isinstance(message, Failed) and self._is_open(message.id, asked, raised(message)):
             return
         del self._asked[message.id]
-        if not self._room.is_set():
-            self._room.set()
+        self._pause = 0.0
+        if self._turns:
+            self._make_room()
         if asked.answer.done():
             return
         if isinstance(message, Failed):
@@ -337,7 +401,7 @@ class Client:
             self._loop.call_later(error.retry_after, self._say_again, id, self._line)
         return True
 
-    def _say_again(self, id: int, line: _Line | None) -> None:
+    def _say_again(self, id: int, line: Line | None) -> None:
         asked = self._asked.get(id)
         if asked is not None and asked.again is not None and line is not None and self._line is line:
             line.write(frame(asked.again(id)))
@@ -348,6 +412,8 @@ class Client:
         """For the first time: whoever opens a store is told at once what is wrong."""
         try:
             await self._open()
+        except UnicodeError:
+            raise InvalidInput(f"{self.address.host!r} is no name of a host; write holdfast://host:{PORT}") from None
         except OSError as exc:
             raise Unavailable(self._unreachable(exc)) from exc
 
@@ -356,7 +422,7 @@ class Client:
             self._connecting = self._loop.create_task(self._reconnect())
 
     async def _open(self) -> None:
-        line = _Line(self)
+        line = Line(self)
         address = self.address
         async with asyncio.timeout(CONNECT_S):
             if address.path:
@@ -371,22 +437,32 @@ class Client:
         self.identity = welcome.identity
         self._in_flight_max, self._frame_bytes_max = welcome.in_flight_max, welcome.frame_bytes_max
         self._line = line
-        self._room.set()
-        for id in [id for id, asked in self._asked.items() if asked.answer.done()]:
-            del self._asked[id]  # nobody waits for it any more
+        now = self._loop.time()
+        for id, asked in list(self._asked.items()):
+            # Nobody waits for it any more, or it was said on connection after connection and none brought an answer.
+            if asked.answer.done() or (asked.repeated and now >= asked.deadline):
+                self._fail(id)
+        self._make_room()
         for id in sorted((*self._asked, *self._followers)):  # a watch stands before what was asked after it
             if id in self._followers:
                 line.write(self._followers[id].asked())
+                if not self._followers[id].has_place:
+                    self._placing.add(id)
                 continue
             asked = self._asked[id]
             asked.repeated = asked.sent and asked.again is not None
+            if not asked.sent:
+                asked.deadline = 0.0  # that was for a connection
+                if self._placing and not asked.reading:
+                    continue
             line.write(frame(asked.again(id)) if asked.sent and asked.again is not None else asked.first)
             asked.sent = True
 
     async def _reconnect(self) -> None:
         """Try until it works, nobody waits any more, or the keeper does not want us."""
-        pause = RETRY_S_MIN
         try:
+            if self._pause > RETRY_S_MIN:
+                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311
             while not self._closed and (self._asked or self._followers):
                 try:
                     await self._open()
@@ -396,40 +472,63 @@ class Client:
                     return
                 except (OSError, Error) as exc:
                     self._failure = self._unreachable(exc)
-                    if pause >= RETRY_S_MAX:
+                    if self._pause >= RETRY_S_MAX:
                         log.warning("%s; trying again", self._failure)
                 self._expire()
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-                pause = min(pause * 2, RETRY_S_MAX)
+                self._pause = min(max(self._pause * 2, RETRY_S_MIN), RETRY_S_MAX)
+                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311
         finally:
             self._connecting = None
             if self._line is None and not self._closed and (self._asked or self._followers):
                 self._connect()
 
-    def lost(self, line: _Line, reason: str) -> None:
+    def lost(self, line: Line, reason: str) -> None:
         """A connection ended."""
         if self._line is not line:
             return
         self._line = None
-        self._room.set()
+        self._placing.clear()
+        self._make_room()
+        if self._loop.time() - line.born_at > RETRY_S_MAX:
+            self._pause = 0.0
+        self._pause = min(max(self._pause * 2, RETRY_S_MIN), RETRY_S_MAX)
         self._failure = f"the connection to the keeper at {self.address} ended: {reason}"
         deadline = self._loop.time() + RESOLVE_S
         for id, asked in list(self._asked.items()):
             asked.deadline = min(asked.deadline, deadline) if asked.deadline else deadline
-            if asked.again is None:
+            if (
+                asked.again is None and asked.sent
+            ) or self._closed:  # nobody connects again for one that is being closed
                 self._fail(id)
+        self._expire_at(deadline)
         self._connect()
 
+    def _expire_at(self, when: float) -> None:
+        """Look then whose time is over, unless that is looked at before: an attempt to connect may take as long as that."""
+        if self._closed or (self._expiry is not None and self._expiry.when() <= when):
+            return
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(when, self._expire)
+
     def _expire(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if self._line is not None:
+            return
         now = self._loop.time()
         for id, asked in list(self._asked.items()):
             if asked.answer.done() or now >= asked.deadline:
                 self._fail(id)
+        if self._asked:
+            self._expire_at(max(now + EXPIRE_S, min(asked.deadline for asked in self._asked.values())))
 
     def _fail(self, id: int) -> None:
         """Nobody will answer this any more."""
         asked = self._asked.pop(id)
-        self._room.set()
+        if self._turns:
+            self._make_room()
         if asked.answer.done():
             return
         if asked.sent and not asked.reading:
@@ -467,7 +566,8 @@ class Client:
         silent = (now := self._loop.time()) - line.heard_at
         if not self._asked or silent < LOOK_S:
             line.mute_since = now
-        if silent > SILENCE_S or now - line.mute_since > ANSWER_S:
+        on_its_way_s = line.unheard / SLOWEST_BYTES_S
+        if silent > SILENCE_S + on_its_way_s or now - line.mute_since > ANSWER_S + on_its_way_s:
             line.abort()
         elif silent > PING_S or now > line.mute_since:
             self.say(Ping(0xFFFFFFFF))
@@ -476,7 +576,7 @@ class Client:
         """Wait for what was asked, as long as there is a connection, and let go."""
         waiting = [asked.answer for asked in self._asked.values()]
         self._closed = True
-        self._room.set()
+        self._make_room()
         if waiting and self._line is not None:
             await asyncio.wait(waiting, timeout=CLOSE_S)
         for id in list(self._asked):
@@ -485,116 +585,11 @@ class Client:
         for follower in self._followers.values():
             follower.end(Unavailable("the store is closed"))
         self._followers.clear()
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._line is not None:
             line, self._line = self._line, None
-            await line.close()
-
-
-class _Line(asyncio.Protocol):
-    """One connection."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._loop = asyncio.get_running_loop()
-        self._frames = Frames(REPLY_BYTES_MAX)
-        self._out: list[bytes] = []
-        self._flushing: asyncio.Handle | None = None
-        self._hurries = False
-        """It is flushed in the loop's next step, and not later."""
-        self._transport: asyncio.Transport | None = None
-        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._look: asyncio.TimerHandle | None = None
-        self._reason = "it was closed by the other side"
-        self._heard = False
-        self.heard_at = self.mute_since = self._loop.time()
-
-    async def greet(self, hello: Hello) -> Welcome:
-        self.write(frame(hello))
-        return await self._welcome
-
-    def write(self, data: bytes, *, patient: bool = False) -> None:
-        self._out.append(data)
-        if self._hurries:
-            return
-        if not patient:
-            self._hurries = True
-            if self._flushing is not None:  # for those that are patient
-                self._flushing.cancel()
-            self._flushing = self._loop.call_soon(self._flush)
-        elif self._flushing is None:
-            self._flushing = self._loop.call_later(HELD_S, self._flush)
-
-    def _flush(self) -> None:
-        self._hurries, self._flushing = False, None
-        if self._out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
-        self._out = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._check()
-
-    def _check(self) -> None:
-        self._client.look()
-        self._look = self._loop.call_later(LOOK_S, self._check)
-
-    def data_received(self, data: bytes) -> None:
-        self.heard_at = self._loop.time()
-        self._heard = True
-        frames, client = self._frames, self._client
-        frames.feed(data)
-        try:
-            for body in frames.take(len(data)):
-                message = decode_reply(body)
-                if type(message) is Receipts:
-                    client.committed(message.ids, message.receipts)
-                elif type(message) is Committed:
-                    client.committed([message.id], [message.receipt])
-                elif isinstance(message, Welcome):
-                    if not self._welcome.done():
-                        self._welcome.set_result(message)
-                elif isinstance(message, Failed) and message.id == 0:
-                    self._refused(raised(message))
-                else:
-                    client.received(message, len(body) + 4)
-        except (Error, *UNREADABLE) as exc:
-            why = (
-                "it speaks HTTP; the keeper's other port, usually 7420, is for this"
-                if data[:4] == b"HTTP"
-                else str(exc)
-            )
-            self._refused(IncompatibleStore(f"what answers at {client.address} is not a keeper, or a newer one: {why}"))
-            self.abort()
-
-    def _refused(self, error: Error) -> None:
-        self._reason = str(error)
-        if not self._welcome.done():
-            self._welcome.set_exception(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
-        reason = self._reason if exc is None else str(exc) or type(exc).__name__
-        if not self._welcome.done():
-            at = self._client.address
-            if at.port and at.tls is None and not self._heard:
-                reason = f"what answers at {at} said nothing ({reason}); a keeper with TLS is reached by holdfasts://"
-            self._welcome.set_exception(Unavailable(reason))
-        if not self._ended.done():
-            self._ended.set_result(None)
-        self._client.lost(self, reason)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def close(self) -> None:
-        if self._transport is not None:
-            self._flush()
-            self._transport.close()
-            await asyncio.wait([self._ended], timeout=CLOSE_S)
-            self._transport.abort()
+            await line.close(CLOSE_S)

@@ -43,6 +43,7 @@ SWEEPS_MAX: Final = 32
 """Empty commits made to sweep what is due before a batch is refused."""
 DOUBT_MS: Final = 60_000
 """How long a commit may still happen after nobody waits for it any more."""
+NOTHING_WRITTEN: Final = ". Nothing was written; reads and deletes still work. Delete something, or ask for more"
 NEVER: Final = "system/never"
 """A key that is never written."""
 
@@ -135,9 +136,11 @@ class Quotas:
         if not batch.operations:
             return await self._engine.commit(space, batch)
         if quota is not None and growth.value > quota.max_value_size:
-            raise QuotaExceeded(
+            return await self._refuse(
+                space,
+                batch,
                 f"a value of {growth.value:,} bytes is over the quota of {quota.max_value_size:,} bytes a value; "
-                "nothing was written. Keep large data as a blob, or ask for more"
+                "nothing was written. Keep large data as a blob, or ask for more",
             )
         while True:
             book = self.books.get(space) or self.book(space)
@@ -258,16 +261,16 @@ class Quotas:
         if more_keys > 0 and keys + more_keys > quota.max_keys_per_agent:
             return (
                 f"{batch.actor!r} keeps {keys:,} keys and this would add {more_keys:,}; its quota is "
-                f"{quota.max_keys_per_agent:,} keys"
+                f"{quota.max_keys_per_agent:,} keys{NOTHING_WRITTEN}"
             )
         if growth.bytes > 0 and size + growth.bytes > quota.max_total_size:
             return (
                 f"the space keeps {size:,} bytes and this would add {growth.bytes:,}; the quota is "
-                f"{quota.max_total_size:,} bytes in all"
+                f"{quota.max_total_size:,} bytes in all{NOTHING_WRITTEN}"
             )
         return None
 
-    async def _refuse(self, space: str, batch: Batch, excess: str) -> Receipt:
+    async def _refuse(self, space: str, batch: Batch, refusal: str) -> Receipt:
         """Refuse it; unless it was done before, and is only asked for once more."""
         if batch.request_id is not None and not batch.fresh:
             # The same id with other content is InvalidInput if it was used, and refused by its condition if not.
@@ -277,9 +280,7 @@ class Quotas:
                 return await self._engine.commit(space, batch)
             except Conflict:
                 pass
-        raise QuotaExceeded(
-            f"{excess}. Nothing was written; reads and deletes still work. Delete something, or ask for more"
-        )
+        raise QuotaExceeded(refusal)
 
 
 def _closed(book: Book, accounts: list[tuple[Tally, int]]) -> asyncio.Event | None:

@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.clock import elapsed_s
 from holdfast.engine import Engine, Receipt
-from holdfast.errors import (
-    AuthenticationFailed,
-    Error,
-    InvalidInput,
-    RateLimitExceeded,
-    Unavailable,
-)
+from holdfast.errors import AuthenticationFailed, Error, InvalidInput, RateLimitExceeded, Unavailable
 from holdfast.identity import Identity
 from holdfast.ids import is_generated
 from holdfast.offers import Submits
@@ -74,7 +68,7 @@ TURN_FRAMES: Final = 64
 PENALTY_S_MAX: Final = 0.1
 """How long nothing more is read of a connection that was over its rate; less if there is less to wait."""
 STUCK_S: Final = 30.0
-"""How long a client may take nothing of what is ready for it, or of a connection's last words."""
+"""How long a client may take next to nothing of what is ready for it, or of a connection's last words."""
 UNSENT_BYTES_MAX: Final = 256 * 1024
 """Answers collected for one write; more are written at once."""
 LARGE_READS_MAX: Final = 4
@@ -119,7 +113,9 @@ class Connection(asyncio.Protocol):
         self._client: tuple[str, str] | None = None
         self._heard_at = self._began_at = self._loop.time()
         self._stuck_at: float | None = None
-        """Since when nothing could be written."""
+        """Since when nothing was taken of what is ready, or the connection has its last words."""
+        self._written = self._taken = 0
+        """How many bytes, of all that were ever sent; and how many of them had been taken then."""
         self._closed = False
         self._paused = False
         self._slowed = False
@@ -161,11 +157,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._stuck_at = self._loop.time()
+        self._taken = self._written - self._transport.get_write_buffer_size()
         self._writable.clear()
         self._pause()
 
     def resume_writing(self) -> None:
-        self._stuck_at = None
+        if not self._closed:  # otherwise it still has to close
+            self._stuck_at = None
         self._writable.set()
         self._resume()
 
@@ -312,7 +310,9 @@ class Connection(asyncio.Protocol):
         if self._done:
             self._answer_commits()
         if self._out and not self._ended and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
+            data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+            self._written += len(data)
+            self._transport.write(data)
         self._out = []
         self._unsent = 0
 
@@ -368,6 +368,10 @@ class Connection(asyncio.Protocol):
     def look(self, now: float) -> None:
         """Called about once a second."""
         limits, identity = self.port.limits, self.identity
+        if self._stuck_at is not None and not self._closed:
+            taken = self._written - self._transport.get_write_buffer_size()
+            if taken - self._taken >= UNSENT_BYTES_MAX:
+                self._stuck_at, self._taken = now, taken  # slowly, but it takes it
         if self._stuck_at is not None and now - self._stuck_at > STUCK_S:
             self._transport.abort()  # it takes nothing
         elif self._closed:
