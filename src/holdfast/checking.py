@@ -28,7 +28,6 @@ from holdfast.engine import (
     Condition,
     Delete,
     Empty,
-    Entry,
     Increment,
     Mine,
     Operation,
@@ -260,12 +259,3 @@ def check_scan(prefix: str, after: str | None, limit: int) -> None:
         check_key(after)
     if type(limit) is not int or not 0 < limit <= SCAN_MAX:
         raise InvalidInput(f"a page has between 1 and {SCAN_MAX:,} entries, not {limit!r}")
-
-
-def to_load(entries: list[Entry], revision: int) -> tuple[list[Entry], int]:
-    """What `load` writes, and the revision it needs: of a key that is given twice the last, and none newer than the space.
-
-    An entry from beyond its space's revision would have a version that is given again, and outlive what is committed over it.
-    """
-    last = {entry.key: entry for entry in entries}
-    return list(last.values()), max([revision, *(entry.version for entry in entries)])

@@ -324,7 +324,7 @@ class Engine(Protocol):
         ...
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        """Write entries exactly as given, versions and times included, and raise the revision to at least `revision` and theirs.
+        """Write entries exactly as given, versions and times included, and raise the revision to at least `revision`.
 
         For copies into a space nobody else writes to: it bypasses the feed. Ids that are assigned later come behind theirs.
         """

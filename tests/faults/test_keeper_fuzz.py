@@ -61,6 +61,8 @@ SOAK = os.environ.get("HOLDFAST_SOAK") == "1"
 FRAMES = 1_000_000 if SOAK else 20_000
 GROWTH = 1.10
 SPACE = "contoso"
+SERVED_MIN = 200 if SOAK else 3
+"""Commits of the good client meanwhile. A small attack is over in half a second, in which the attackers have its process's core."""
 TIMEOUT_S = 3600 if SOAK else 120
 
 OPERATIONS = (
@@ -217,7 +219,7 @@ async def test_random_and_mutated_frames_do_no_harm(keeper: KeeperServer) -> Non
     after = rss_of(keeper.pid)
     print(f"{FRAMES:,} frames; p99 of the good client {p99_ms(took):.1f} ms; RSS {before >> 20} → {after >> 20} MB")
     assert after < before * GROWTH
-    assert len(took) > 20
+    assert len(took) >= SERVED_MIN
     assert "Traceback" not in keeper.log.read_text(), keeper.log.read_text()[-3000:]
 
 
@@ -244,4 +246,4 @@ async def test_slow_and_half_open_connections_and_floods_of_them_do_no_harm(keep
             writer.transport.abort()
     print(f"p99 of the good client {p99_ms(took):.1f} ms; RSS {before >> 20} → {rss_of(keeper.pid) >> 20} MB")
     assert rss_of(keeper.pid) < before * GROWTH
-    assert len(took) > 20
+    assert len(took) >= SERVED_MIN

@@ -19,7 +19,7 @@ from typing import Final
 
 from sortedcontainers import SortedList
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
 from holdfast.engines.evaluation import Group, ids_upto, size_of
@@ -115,7 +115,6 @@ class MemoryEngine:
             self._ring(space)
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        entries, revision = to_load(entries, revision)
         home = self._spaces[space] = self._find(space) or self._made(space)
         home.load(entries)
         home.revision = home.floor = max(home.revision, revision)

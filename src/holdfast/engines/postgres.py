@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import psycopg
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
 from holdfast.engines import postgres_doctor
@@ -362,7 +362,6 @@ class PostgresEngine:
         await link.send(*((each, (id,)) for each in EMPTY), head, (DROPPED, (id, int8(revision))))
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        entries, revision = to_load(entries, revision)
         home = await self._home(space)
         if home is not None and home.durability == "volatile":
             await self._volatile.load(space, entries, revision)

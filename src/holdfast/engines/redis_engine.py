@@ -34,7 +34,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo, Usage
 from holdfast.engines import redis_doctor
@@ -343,7 +343,6 @@ class RedisEngine:
         await self._administer(space, work)
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        entries, revision = to_load(entries, revision)
         if revision > REVISION_MAX:
             raise InvalidInput(f"revision {revision} is beyond what a Redis store can count to ({REVISION_MAX})")
         keys = self.keys(space)

@@ -29,7 +29,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
 from holdfast.engines import sqlite_doctor
@@ -310,13 +310,14 @@ class ResidentEngine:
             await self._administer(space, lambda: self._rows.drop(id))
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        entries, revision = to_load(entries, revision)
         home = self._find(space)
         if home is not None and home.durability == "volatile":
             await self._volatile.load(space, entries, revision)
         else:
             now = self._clock.now_ms()
-            await self._administer(space, lambda: self._rows.load(space, entries, revision, now), REVISION_MAX, entries)
+            # No entry may be newer than the head: to who lays the feed over the rows it would have every commit that follows.
+            reached = max([revision, *(entry.version for entry in entries)])
+            await self._administer(space, lambda: self._rows.load(space, entries, reached, now), REVISION_MAX, entries)
 
     async def compact(self, space: str, upto: int) -> None:
         home = self._find(space)

@@ -37,7 +37,7 @@ from typing import Final, TypeVar
 import apsw
 import msgspec
 
-from holdfast.checking import check_batch, check_durability, check_keys, check_scan, to_load
+from holdfast.checking import check_batch, check_durability, check_keys, check_scan
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine import Batch, ChangeSet, Durability, Entry, Finding, Page, Receipt, SpaceInfo
 from holdfast.engines.evaluation import Group
@@ -547,7 +547,6 @@ class SqliteEngine:
             self._homes.pop(space, None)
 
     async def load(self, space: str, entries: list[Entry], revision: int) -> None:
-        entries, revision = to_load(entries, revision)
         home = self._home(space)
         if home is not None and home.durability == "volatile":
             await self._volatile.load(space, entries, revision)

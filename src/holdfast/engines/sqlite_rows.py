@@ -472,6 +472,9 @@ class Writer:
             now = max(now, head_of(self.execute, row[0])[1])
         space = self._revive(name, row[0] if row else None, bool(row and row[2]), now)
         usage: dict[tuple[str, str], list[int]] = {}
+        entries = list(
+            {entry.key: entry for entry in entries}.values()
+        )  # of one that is given twice the last counts, once
         replaced = fetch(self.execute, space, [entry.key for entry in entries])
         for sign, group in ((-1, replaced), (1, entries)):
             for entry in group:

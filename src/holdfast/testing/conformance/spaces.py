@@ -232,13 +232,6 @@ class TestSpaces:
         assert await subject.revision() == receipts[-1].version
         assert (await subject.commit(Put("a/k", b"2"))).version > receipts[-1].version
 
-    async def test_no_version_is_given_again_after_a_load_of_entries_newer_than_its_revision(
-        self, subject: Subject
-    ) -> None:
-        await subject.engine.load(SPACE, [Entry("a/k", b"1", 7, BOB, 1, 1), Entry("a/l", b"1", 5, BOB, 1, 1)], 3)
-        assert await subject.revision() == 7
-        assert (await subject.commit(Put("a/k", b"2"), Delete("a/l"))).version == 8
-
     async def test_of_an_entry_that_is_loaded_twice_at_once_the_last_counts_once(self, subject: Subject) -> None:
         last = Entry("a/k", b"22", 2, BOB, 1, 1)
         await subject.engine.load(SPACE, [Entry("a/k", b"1", 1, ALICE, 1, 1), last], 5)
