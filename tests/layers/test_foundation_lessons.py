@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,22 @@ from holdfast.layers.audit import LOG, Audit
 from holdfast.middleware.wrapper import Wrapper
 
 FOR_ADMINISTRATORS = True
+
+
+def interrupted(space: Space, by: Callable[[], Awaitable[None]]) -> Audit:
+    """An audit whose first look at its segments is followed by this before it hears of them."""
+
+    class Slow(Wrapper):
+        is_first = True
+
+        async def scan(self, space_name: str, prefix: str, **options: Any) -> Page:
+            page = await self.inner.scan(space_name, prefix, **options)
+            if self.is_first and prefix == LOG:
+                self.is_first = False
+                await by()
+            return page
+
+    return Audit(msgspec.structs.replace(space._scope, engine=Slow(space._scope.engine)))
 
 
 async def test_a_condition_holds_although_nothing_is_written(space: Space) -> None:
@@ -38,18 +55,10 @@ async def test_two_that_prune_at_once_leave_a_sound_chain(
     await space.records.set("k", 9)
     await space.audit.seal()
 
-    class Slow(Wrapper):
-        other = True
+    async def prune() -> None:
+        await space.audit.prune(before)
 
-        async def scan(self, space_name: str, prefix: str, **options: Any) -> Page:
-            page = await self.inner.scan(space_name, prefix, **options)
-            if self.other and prefix == LOG:
-                self.other = False
-                await space.audit.prune(before)
-            return page
-
-    scope = msgspec.structs.replace(space._scope, engine=Slow(space._scope.engine))
-    await Audit(scope).prune(before)
+    await interrupted(space, prune).prune(before)
     verification = await space.audit.verify()
     assert verification.problems == []
 
@@ -60,19 +69,11 @@ async def test_what_is_sealed_and_forgotten_while_it_is_read_is_told(space: Spac
     await space.records.set("k", 2)
     await space.records.set("k", 3)
 
-    class Slow(Wrapper):
-        other = True
+    async def seal_and_forget() -> None:
+        await space.audit.seal()
+        await space._scope.engine.compact(space.name, await space.audit.sealed_upto())
 
-        async def scan(self, space_name: str, prefix: str, **options: Any) -> Page:
-            page = await self.inner.scan(space_name, prefix, **options)
-            if self.other and prefix == LOG:
-                self.other = False
-                await space.audit.seal()
-                await self.inner.compact(space_name, await space.audit.sealed_upto())
-            return page
-
-    scope = msgspec.structs.replace(space._scope, engine=Slow(space._scope.engine))
-    assert [record.value async for record in Audit(scope).records(key="records/")] == [1, 2, 3]
+    assert [record.value async for record in interrupted(space, seal_and_forget).records(key="records/")] == [1, 2, 3]
 
 
 VALUES = [

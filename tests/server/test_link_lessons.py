@@ -84,6 +84,13 @@ class Fake:
             writer.transport.abort()
 
 
+async def committed(message: Message, gate: asyncio.Event) -> Message | None:
+    """The answer to a commit, when the gate is open."""
+    await gate.wait()
+    assert isinstance(message, Commit)
+    return Committed(message.id, Receipt(1, 1, [None]))
+
+
 def put(key: str) -> Batch:
     return Batch("admin", (Put(f"records/{key}", b"1"),), (), new_id(), fresh=True)
 
@@ -133,17 +140,12 @@ async def test_who_waits_for_room_has_a_turn_although_others_ask_on_and_on(serve
 
 async def test_who_gives_up_waiting_for_room_leaves_its_turn_to_the_next() -> None:
     gate = asyncio.Event()
-
-    async def answer(message: Message) -> Message | None:
-        await gate.wait()
-        assert isinstance(message, Commit)
-        return Committed(message.id, Receipt(1, 1, [None]))
-
-    fake = Fake(answer, in_flight=1)
+    fake = Fake(lambda message: committed(message, gate), in_flight=1)
     client = await fake.open()
     try:
         asked = [asyncio.ensure_future(client.commit(SPACE, put(name))) for name in "abcd"]
-        await asyncio.sleep(0.02)
+        while len(client._client._turns) < 3:
+            await asyncio.sleep(0)
         asked[1].cancel()
         gate.set()
         asyncio.get_running_loop().call_soon(asked[2].cancel)
@@ -156,13 +158,7 @@ async def test_who_gives_up_waiting_for_room_leaves_its_turn_to_the_next() -> No
 
 async def test_who_cannot_be_sent_when_its_turn_comes_leaves_it_to_the_next() -> None:
     gate = asyncio.Event()
-
-    async def answer(message: Message) -> Message | None:
-        await gate.wait()
-        assert isinstance(message, Commit)
-        return Committed(message.id, Receipt(1, 1, [None]))
-
-    fake = Fake(answer, in_flight=1)
+    fake = Fake(lambda message: committed(message, gate), in_flight=1)
     client = await fake.open()
     try:
         asked = [asyncio.ensure_future(client.commit(SPACE, put(name))) for name in ("a", "b" * 500, "c")]
