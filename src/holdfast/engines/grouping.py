@@ -350,9 +350,7 @@ class Turns:
         self.in_thread = running
         try:
             self._threads.submit(run)
-        except (
-            RuntimeError
-        ):  # there is no thread to be had: the loop waits for the disk itself, or everybody would wait for ever
+        except RuntimeError:  # no thread is to be had: the loop waits for the disk itself, or all would wait for ever
             run()
         return running
 
